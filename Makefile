@@ -1,0 +1,75 @@
+# deepseek-flash: `make help` lists the targets.
+PYTHON       ?= python3
+MODEL        ?= smollm2
+HOST         ?= 127.0.0.1
+HTTP_PORT    ?= 8000
+GRPC_PORT    ?= 8001
+METRICS_PORT ?= 8002
+GATEWAY_PORT ?= 9000
+# Reserved for the OpenAI-compatible front door.
+GATEWAY      ?= 1
+FLAGS        ?=
+
+VENV := .venv/bin/python
+PORTS := --http-port $(HTTP_PORT) --grpc-port $(GRPC_PORT) --metrics-port $(METRICS_PORT)
+GRPC_URL := $(HOST):$(GRPC_PORT)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup setup-dev serve drain test unit integration lint type health config chat client \
+        env bench bench-overhead bench-parity clean
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-16s %s\n", $$1, $$2}'
+	@echo "  MODEL=smollm2|tiny-deepseek|path|hub id, HTTP_PORT GRPC_PORT METRICS_PORT HOST, FLAGS=\"--no-enable-dflash …\""
+
+setup: ## install everything for MODEL into .venv and build/ (once; serve and test do it too)
+	@$(PYTHON) scripts/setup.py --model $(MODEL)
+
+setup-dev:
+	@$(PYTHON) scripts/setup.py --model tiny-deepseek --dev
+
+serve: setup ## serve MODEL in the foreground until Ctrl-C
+	@exec $(VENV) -m deepseek_flash.serve --model $(MODEL) --host $(HOST) $(PORTS) $(FLAGS)
+
+drain: ## let running requests finish, then stop the server on HTTP_PORT
+	@$(VENV) -m deepseek_flash.serve --drain --http-port $(HTTP_PORT)
+
+health: ## prove with one real token that the server on GRPC_PORT works
+	@$(VENV) -m clients.cli --url $(GRPC_URL) health
+
+config: ## the settings in force on the server, from its metrics
+	@$(VENV) -m clients.settings --url http://$(HOST):$(METRICS_PORT)
+
+chat: ## a chat in the terminal; Ctrl-C cancels the running answer on the server
+	@$(VENV) -m clients.cli --url $(GRPC_URL) chat
+
+client: ## one answer: make client PROMPT="…"
+	@$(VENV) -m clients.cli --url $(GRPC_URL) ask "$$PROMPT"
+export PROMPT
+
+env: ## shell lines that a bare tritonserver needs: eval "$$(make -s env)"
+	@$(VENV) -m deepseek_flash.serve --model $(MODEL) --print-env
+
+test: unit integration ## everything: unit, then integration against a real tritonserver
+
+unit: setup-dev ## tests that need neither Triton nor vLLM
+	@$(VENV) -m pytest tests/unit -q
+
+integration: setup-dev ## tests against a real tritonserver with tiny-deepseek
+	@$(VENV) -m pytest tests/integration -q
+
+lint: setup-dev ## ruff
+	@$(VENV) -m ruff check . && $(VENV) -m ruff format --check .
+
+type: setup-dev ## mypy, strict
+	@$(VENV) -m mypy
+
+bench-overhead: setup ## what the ensemble costs against vLLM called directly
+	@$(VENV) -m loadtest.bench.overhead --model $(MODEL)
+
+bench-parity: setup ## greedy text through the ensemble against vLLM called directly, token by token
+	@$(VENV) -m loadtest.bench.parity --model $(MODEL)
+
+clean: ## remove what set-up made
+	rm -rf .venv build loadtest/out .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

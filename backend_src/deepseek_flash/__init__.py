@@ -1,0 +1,3 @@
+"""deepseek-flash: lossless acceleration of vLLM behind an NVIDIA Triton ensemble."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,1 @@
+"""Runs plans on vLLM: the engine, one request's session, and how its answer is sent."""

@@ -1,0 +1,82 @@
+"""Collects vLLM's outputs into the responses of one request."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from deepseek_flash.contract import Delta
+
+if TYPE_CHECKING:
+    from vllm.outputs import CompletionOutput, RequestOutput
+
+
+LOWEST_LOGPROB = -9999.0  # for minus infinity, which JSON cannot say; vLLM's own choice
+
+
+class Answer:
+    """One request's choices. vLLM reports a choice at a time; a response carries all of them.
+
+    Args:
+        choices: how many the engine generates.
+        copies: how often each is told: ``n`` greedy choices are one generation.
+    """
+
+    def __init__(
+        self, choices: int, num_input_tokens: int, prepended_text: str = "", copies: int = 1
+    ) -> None:
+        self._num_input_tokens = num_input_tokens
+        self._copies = copies
+        self._texts = [prepended_text] * choices
+        self._token_ids: list[list[int]] = [[] for _ in range(choices)]
+        self._logprobs: list[list[dict[int, Any]] | None] = [None] * choices
+        self._sums: list[float | None] = [None] * choices
+        self._reasons: list[str | None] = [None] * choices
+        self.num_output_tokens = 0
+
+    def add(self, output: RequestOutput) -> int:
+        """Take in a delta; how many tokens it brought."""
+        new = 0
+        for choice in output.outputs:
+            index = choice.index
+            self._texts[index] += choice.text
+            self._token_ids[index].extend(choice.token_ids)
+            self._sums[index] = choice.cumulative_logprob
+            self._reasons[index] = choice.finish_reason
+            if choice.logprobs is not None:
+                self._logprobs[index] = (self._logprobs[index] or []) + _plain(choice)
+            new += len(choice.token_ids)
+        self.num_output_tokens += new
+        return new
+
+    @property
+    def finish_reasons(self) -> tuple[str | None, ...]:
+        return tuple(self._reasons)
+
+    def take(self) -> Delta:
+        """What came in since the last call."""
+        delta = Delta(
+            texts=tuple(self._texts) * self._copies,
+            finish_reasons=tuple(self._reasons) * self._copies,
+            token_ids=tuple(map(tuple, self._token_ids)) * self._copies,
+            cumulative_logprobs=tuple(self._sums) * self._copies,
+            logprobs=tuple(self._logprobs) * self._copies,
+            num_input_tokens=self._num_input_tokens,
+        )
+        self._texts = [""] * len(self._texts)
+        self._token_ids = [[] for _ in self._token_ids]
+        self._logprobs = [None if item is None else [] for item in self._logprobs]
+        return delta
+
+
+def _plain(choice: CompletionOutput) -> list[dict[int, Any]]:
+    return [
+        {
+            token: {
+                "logprob": max(entry.logprob, LOWEST_LOGPROB),
+                "rank": entry.rank,
+                "decoded_token": entry.decoded_token,
+            }
+            for token, entry in position.items()
+        }
+        for position in choice.logprobs or ()
+    ]

@@ -1,0 +1,214 @@
+"""vLLM's AsyncLLM on an event loop of its own, in a thread of the decoder's process."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import threading
+from collections.abc import AsyncGenerator, Coroutine, Mapping
+from concurrent.futures import Future
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from deepseek_flash.config import ConfigError
+from deepseek_flash.contract import EngineFacts, InvalidField, RequestPlan, Sampling
+from deepseek_flash.worker.version import check_vllm
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.outputs import RequestOutput
+    from vllm.sampling_params import SamplingParams
+
+STOP_SECONDS = 4.0
+START_SECONDS = 3600.0  # a large checkpoint from a cold disk takes long
+
+Result = TypeVar("Result")
+
+
+class Engine:
+    """A running vLLM engine. Made by ``start_engine``; ``close`` ends its processes."""
+
+    def __init__(self, llm: Any, loop: asyncio.AbstractEventLoop, stats: EngineStats) -> None:
+        self._llm = llm
+        self._loop = loop
+        self._stats = stats
+        self.facts: EngineFacts = _facts(llm.vllm_config)
+
+    def run(self, coroutine: Coroutine[Any, Any, Result]) -> Future[Result]:
+        """Start a coroutine on the engine's loop, from any thread."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def generate(self, plan: RequestPlan) -> AsyncGenerator[RequestOutput, None]:
+        """Deltas of the plan's generation. Cancelling the consumer aborts it in the engine.
+
+        Raises:
+            InvalidField: vLLM itself refuses a parameter (a grammar that does not compile).
+        """
+        from vllm.inputs import TokensPrompt
+
+        prompt = TokensPrompt(prompt_token_ids=list(plan.prompt_token_ids))
+        if plan.cache_salt:
+            prompt["cache_salt"] = plan.cache_salt
+        outputs: AsyncGenerator[RequestOutput, None] = self._llm.generate(
+            prompt, sampling_params(plan.sampling), plan.plan_id
+        )
+        return outputs
+
+    @property
+    def load(self) -> tuple[int, int]:
+        """Requests (running, waiting) in the engine."""
+        # The engine reports with its outputs only: after an abort of everything, never again.
+        if self._llm.get_num_unfinished_requests() == 0:
+            return 0, 0
+        return self._stats.running, self._stats.waiting
+
+    @property
+    def dead(self) -> bool:
+        return bool(self._llm.errored)
+
+    def close(self) -> None:
+        """Stop the engine's processes, by force after a while, and the loop."""
+        self._llm.shutdown(timeout=STOP_SECONDS)
+        self._llm = None  # now, not at the interpreter's end, when half of it is gone
+        self._loop.call_soon_threadsafe(self._loop.stop)
+
+
+class EngineStats:
+    """The scheduler's last figures, written by vLLM after each step."""
+
+    running = 0
+    waiting = 0
+
+
+def start_engine(args: dict[str, Any], environ: Mapping[str, str]) -> Engine:
+    """Start vLLM with these engine arguments and wait until it can serve.
+
+    Raises:
+        ConfigError: an engine argument that this vLLM does not know, by name.
+        RuntimeError: an unsupported vLLM.
+    """
+    check_vllm()
+    _prepare_environment(environ)
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.platforms import current_platform
+
+    known = AsyncEngineArgs.__dataclass_fields__
+    for name in args:
+        if name not in known:
+            raise ConfigError(f"{name}: unknown engine argument in model.json")
+    if current_platform.is_cpu():
+        args = {**_CPU_DEFAULTS, **args}
+    engine_args = AsyncEngineArgs(**args)
+    stats = EngineStats()
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="engine-loop", daemon=True).start()
+
+    async def start() -> Engine:
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        llm = AsyncLLM.from_engine_args(engine_args, stat_loggers=[_stat_logger(stats)])
+        return Engine(llm, loop, stats)
+
+    return asyncio.run_coroutine_threadsafe(start(), loop).result(START_SECONDS)
+
+
+# What was verified on a CPU; model.json overrides.
+_CPU_DEFAULTS = {"dtype": "float32", "enforce_eager": True}
+
+
+def _prepare_environment(environ: Mapping[str, str]) -> None:
+    if "VLLM_USE_FLASH_ATTN" in environ:
+        # Web UIs of the DeepSeek family set it; it must not reach the engine.
+        print("[deepseek_flash] VLLM_USE_FLASH_ATTN is set; removed for the engine", flush=True)
+        os.environ.pop("VLLM_USE_FLASH_ATTN", None)
+    # The engine is a child of this process: forked, it would inherit Triton's threads and locks.
+    os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+
+
+def _stat_logger(stats: EngineStats) -> Any:
+    from vllm.v1.metrics.loggers import StatLoggerBase
+
+    class Logger(StatLoggerBase):  # type: ignore[misc]  # vLLM ships no types we follow
+        def __init__(self, vllm_config: VllmConfig, engine_index: int = 0) -> None:
+            pass
+
+        def record(
+            self,
+            scheduler_stats: Any,
+            iteration_stats: Any,
+            mm_cache_stats: Any = None,
+            engine_idx: int = 0,
+        ) -> None:
+            if scheduler_stats is not None:
+                stats.running = scheduler_stats.num_running_reqs
+                stats.waiting = scheduler_stats.num_waiting_reqs
+
+        def log_engine_initialized(self) -> None:
+            pass
+
+    return Logger
+
+
+def sampling_params(sampling: Sampling) -> SamplingParams:
+    """vLLM's parameters for one generation, answered in deltas.
+
+    Raises:
+        InvalidField: vLLM refuses a value that we let through.
+    """
+    from vllm.exceptions import VLLMClientError
+    from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+
+    values = {**asdict(sampling), "n": engine_choices(sampling)}
+    for name in ("stop", "stop_token_ids", "bad_words", "allowed_token_ids"):
+        values[name] = None if values[name] is None else list(values[name])
+    try:
+        if sampling.structured_outputs is not None:
+            values["structured_outputs"] = StructuredOutputsParams(**sampling.structured_outputs)
+        return SamplingParams(**values, output_kind=RequestOutputKind.DELTA)
+    except (VLLMClientError, ValueError) as error:
+        raise refused_by_vllm(error) from None
+
+
+def engine_choices(sampling: Sampling) -> int:
+    """How many choices the engine must generate: all greedy ones are the same, and vLLM says so."""
+    return 1 if sampling.temperature == 0.0 else sampling.n
+
+
+def refused_by_vllm(error: Exception) -> InvalidField:
+    """vLLM's own complaint about a request, with the parameter where it names one."""
+    name = getattr(error, "parameter", None) or "sampling_parameters"
+    return InvalidField(str(name), str(error))
+
+
+def _facts(config: VllmConfig) -> EngineFacts:
+    model = config.model_config
+    return EngineFacts(
+        namespace=_namespace(config),
+        model=model.model,
+        max_model_len=model.max_model_len,
+        vocab_size=model.get_vocab_size(),
+    )
+
+
+def _namespace(config: VllmConfig) -> str:
+    """Digest of what decides the model's output: checkpoint, numerics, vLLM's version."""
+    import vllm
+
+    model, parallel = config.model_config, config.parallel_config
+    parts = {
+        "model": model.model,
+        "revision": model.revision,
+        "tokenizer": [model.tokenizer, model.tokenizer_revision],
+        "dtype": str(model.dtype),
+        "quantization": str(model.quantization),
+        "max_model_len": model.max_model_len,
+        "hf_overrides": str(model.hf_overrides),
+        "tensor_parallel": parallel.tensor_parallel_size,
+        "kv_cache_dtype": config.cache_config.cache_dtype,
+        "vllm": vllm.__version__,
+    }
+    data = json.dumps(parts, sort_keys=True).encode()
+    return hashlib.blake2b(data, digest_size=16).hexdigest()

@@ -1,0 +1,139 @@
+"""All requests of one decoder: starts sessions, cancels them, and keeps the books."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from typing import Any
+
+from deepseek_flash import metrics
+from deepseek_flash.contract import (
+    CancelPlan,
+    Control,
+    Delta,
+    InvalidField,
+    Lookup,
+    RequestError,
+    RequestPlan,
+    Returns,
+)
+from deepseek_flash.decoder.engine import Engine
+from deepseek_flash.decoder.sender import Reply, Sender, TritonReply
+from deepseek_flash.decoder.session import Session
+from deepseek_flash.runtime import Runtime
+
+REMEMBERED_CANCELS = 4096
+REMEMBER_SECONDS = 60.0
+
+
+class DecoderService:
+    """Sessions live on the engine's loop; only ``submit`` and ``close`` are called elsewhere."""
+
+    def __init__(self, engine: Engine, runtime: Runtime, recorder: metrics.Recorder) -> None:
+        self._engine = engine
+        self._runtime = runtime
+        self._recorder = recorder
+        self._first_tokens, self._tokens = metrics.Rolling(), metrics.Rolling()
+        self._sender = Sender()
+        self._sessions: set[Session] = set()
+        self._by_cancel_key: dict[str, Session] = {}
+        # Cancels that came before their request (another connection): key -> when.
+        self._early_cancels: OrderedDict[str, float] = OrderedDict()
+        runtime.board.reset()
+        runtime.publish(engine.facts)
+
+    def submit(
+        self, plan: RequestPlan | CancelPlan | Control, lookup: Lookup | None, response_sender: Any
+    ) -> None:
+        """Start what the plan says; answers go to ``response_sender``. Returns at once."""
+        if isinstance(plan, RequestPlan):
+            reply = TritonReply(self._sender, response_sender, plan.returns)
+            self._engine.run(self._serve(plan, lookup, reply))
+        else:
+            reply = TritonReply(self._sender, response_sender, Returns(finish_reason=True))
+            self._engine.run(self._order(plan, reply))
+
+    def refuse(self, error: Exception, response_sender: Any) -> None:
+        """Answer with an error."""
+        reason = error.reason if isinstance(error, RequestError) else RequestError.reason
+        self._recorder.count(metrics.ERRORS, labels=(("reason", reason), ("stage", "decoder")))
+        TritonReply(self._sender, response_sender, Returns()).fail(error)
+
+    def close(self) -> None:
+        """Cancel what runs and stop the engine."""
+        self._engine.run(self._abort_all("by the server's shutdown")).result(timeout=5)
+        self._sender.close()
+        self._engine.close()
+
+    def set_gauges(self) -> None:
+        """Called before metrics are published."""
+        now = time.monotonic()
+        running, waiting = self._engine.load
+        self._recorder.gauge(metrics.RUNNING, running)
+        self._recorder.gauge(metrics.WAITING, waiting)
+        self._recorder.gauge(metrics.P95_FIRST_TOKEN, self._first_tokens.quantile(0.95, now))
+        self._recorder.gauge(metrics.TOKENS_PER_SECOND, self._tokens.rate(now))
+
+    async def _serve(self, plan: RequestPlan, lookup: Lookup | None, reply: Reply) -> None:
+        try:
+            self._check(plan, lookup)
+        except RequestError as error:
+            self._recorder.count(
+                metrics.ERRORS, labels=(("reason", error.reason), ("stage", "decoder"))
+            )
+            reply.fail(error)
+            return
+        session = Session(
+            plan, self._engine.generate, reply, self._recorder, self._first_tokens, self._tokens
+        )
+        self._sessions.add(session)
+        if plan.cancel_key:
+            self._by_cancel_key[plan.cancel_key] = session
+            if self._early_cancels.pop(plan.cancel_key, 0.0) > time.monotonic() - REMEMBER_SECONDS:
+                session.cancel("by its cancel_token")
+        try:
+            await session.run()
+        finally:
+            self._sessions.discard(session)
+            self._by_cancel_key.pop(plan.cancel_key, None)
+            self._runtime.board.release(plan.slot, plan.generation)
+
+    def _check(self, plan: RequestPlan, lookup: Lookup | None) -> None:
+        if lookup is None or lookup.plan_id != plan.plan_id:
+            raise InvalidField("lookup", "belongs to another plan")
+        if not self._engine.facts.namespace == plan.namespace == lookup.namespace:
+            raise InvalidField("plan", "was made for another model")
+        if not self._runtime.board.start(plan.slot, plan.generation):
+            raise InvalidField("plan", "was used before, or came too late")
+        if plan.cancel_key in self._by_cancel_key:
+            self._runtime.board.release(plan.slot, plan.generation)
+            raise InvalidField("cancel_token", "a running request has the same one")
+
+    async def _order(self, order: CancelPlan | Control, reply: Reply) -> None:
+        if isinstance(order, CancelPlan):
+            found = self._cancel(order.cancel_key)
+        else:
+            found = await self._abort_all("by the operator") > 0
+        reply.send(_done("cancelled" if found else "not_found"), last=True)
+
+    def _cancel(self, key: str) -> bool:
+        session = self._by_cancel_key.get(key)
+        if session is not None:
+            session.cancel("by its cancel_token")
+            return True
+        self._early_cancels[key] = time.monotonic()
+        while len(self._early_cancels) > REMEMBERED_CANCELS:
+            self._early_cancels.popitem(last=False)
+        return False
+
+    async def _abort_all(self, by: str) -> int:
+        for session in (sessions := list(self._sessions)):
+            session.cancel(by)
+        return len(sessions)
+
+
+def _done(reason: str) -> Delta:
+    return Delta(
+        texts=("",), finish_reasons=(reason,), token_ids=((),), cumulative_logprobs=(None,),
+        logprobs=(None,), num_input_tokens=0,
+    )  # fmt: skip

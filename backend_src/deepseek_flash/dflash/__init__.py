@@ -1,0 +1,1 @@
+"""DFlash: the cache of verified continuations. Pure torch; knows neither vLLM nor Triton."""

@@ -1,0 +1,1 @@
+"""Starts, watches and stops a Triton server. Used by ``serve``; Triton itself needs none of it."""

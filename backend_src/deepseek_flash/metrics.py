@@ -1,0 +1,190 @@
+"""Metric names, kinds and buckets as data, and the recorder that adds them up in the process.
+
+Publishing one value to Triton is a call to another process, so nothing is published where it
+happens: a recorder adds up, and a thread (``triton_metrics``) publishes what changed. Histograms
+are kept as their ``_bucket``/``_sum``/``_count`` series, so that a thousand observations cost no
+more calls than one.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Kind(Enum):
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    name: str
+    kind: Kind
+    help: str
+    buckets: tuple[float, ...] = ()  # upper bounds in the metric's unit, ascending
+
+
+_LATENCY = (
+    0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5,
+    0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0,
+)  # fmt: skip
+
+# Named as vLLM names them, where the meaning is the same.
+FIRST_TOKEN = Metric(
+    "vllm:time_to_first_token_seconds", Kind.HISTOGRAM,
+    "Seconds from a request's arrival to its first token", _LATENCY,
+)  # fmt: skip
+INTER_TOKEN = Metric(
+    "vllm:inter_token_latency_seconds", Kind.HISTOGRAM,
+    "Seconds between responses of one request, per token", _LATENCY,
+)  # fmt: skip
+END_TO_END = Metric(
+    "vllm:e2e_request_latency_seconds", Kind.HISTOGRAM,
+    "Seconds from a request's arrival to its last token", _LATENCY,
+)  # fmt: skip
+PROMPT_TOKENS = Metric("vllm:prompt_tokens_total", Kind.COUNTER, "Prompt tokens of all requests")
+GENERATION_TOKENS = Metric("vllm:generation_tokens_total", Kind.COUNTER, "Tokens sent to clients")
+SUCCESSES = Metric(
+    "vllm:request_success_total", Kind.COUNTER, "Finished requests by finished_reason"
+)
+RUNNING = Metric("vllm:num_requests_running", Kind.GAUGE, "Requests in the engine's batch")
+WAITING = Metric("vllm:num_requests_waiting", Kind.GAUGE, "Requests waiting in the engine")
+
+ERRORS = Metric(
+    "deepseek_flash_errors_total", Kind.COUNTER, "Requests that failed, by stage and reason"
+)
+CANCELLED = Metric(
+    "deepseek_flash_cancelled_total", Kind.COUNTER, "Requests cancelled by token or operator"
+)
+IN_FLIGHT = Metric(
+    "deepseek_flash_in_flight", Kind.GAUGE, "Requests between admission and last response"
+)
+ENGINE_RUNS = Metric("deepseek_flash_engine_runs_total", Kind.COUNTER, "Generations started")
+CONFIG_INFO = Metric(
+    "deepseek_flash_config_info", Kind.GAUGE, "The settings in force, one series a key; always 1"
+)
+
+# The source document's rolling gauges.
+P95_FIRST_TOKEN = Metric(
+    "p95_first_token_latency", Kind.GAUGE, "95th percentile of the last minute, seconds"
+)
+TOKENS_PER_SECOND = Metric(
+    "avg_tokens_per_second", Kind.GAUGE, "Tokens sent per second over the last minute"
+)
+
+SCHEDULER_METRICS = (ERRORS, IN_FLIGHT, CONFIG_INFO)
+CACHE_METRICS = (ERRORS, CONFIG_INFO)
+DECODER_METRICS = (
+    FIRST_TOKEN, INTER_TOKEN, END_TO_END, PROMPT_TOKENS, GENERATION_TOKENS, SUCCESSES, RUNNING,
+    WAITING, ERRORS, CANCELLED, ENGINE_RUNS, CONFIG_INFO, P95_FIRST_TOKEN, TOKENS_PER_SECOND,
+)  # fmt: skip
+
+Labels = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One line of the exposition. ``name`` differs from the metric's for histograms."""
+
+    name: str
+    kind: Kind  # COUNTER or GAUGE
+    help: str
+    labels: Labels
+
+
+def plain_series(metric: Metric, labels: Labels = ()) -> Series:
+    return Series(metric.name, metric.kind, metric.help, labels)
+
+
+def histogram_series(metric: Metric) -> tuple[list[Series], Series, Series]:
+    """Bucket series (the last is +Inf), sum and count."""
+    bounds = [*(f"{bound:g}" for bound in metric.buckets), "+Inf"]
+    buckets = [
+        Series(f"{metric.name}_bucket", Kind.COUNTER, metric.help, (("le", bound),))
+        for bound in bounds
+    ]
+    total = Series(f"{metric.name}_sum", Kind.COUNTER, metric.help, ())
+    return buckets, total, Series(f"{metric.name}_count", Kind.COUNTER, metric.help, ())
+
+
+class Recorder:
+    """Adds up what happens in one process. Safe to call from any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._changes: dict[Series, float] = {}
+
+    def count(self, metric: Metric, amount: float = 1.0, labels: Labels = ()) -> None:
+        series = plain_series(metric, labels)
+        with self._lock:
+            self._changes[series] = self._changes.get(series, 0.0) + amount
+
+    def gauge(self, metric: Metric, value: float, labels: Labels = ()) -> None:
+        with self._lock:
+            self._changes[plain_series(metric, labels)] = value
+
+    def observe(self, metric: Metric, value: float, times: int = 1) -> None:
+        """Add ``times`` observations of ``value`` to a histogram."""
+        buckets, total, count = _series_of(metric)
+        first = bisect_left(metric.buckets, value)
+        with self._lock:
+            for series in buckets[first:]:
+                self._changes[series] = self._changes.get(series, 0.0) + times
+            self._changes[total] = self._changes.get(total, 0.0) + value * times
+            self._changes[count] = self._changes.get(count, 0.0) + times
+
+    def take(self) -> Mapping[Series, float]:
+        """What changed since the last call: increments of counters, values of gauges."""
+        with self._lock:
+            changes, self._changes = self._changes, {}
+        return changes
+
+
+_SERIES: dict[str, tuple[list[Series], Series, Series]] = {}
+
+
+def _series_of(metric: Metric) -> tuple[list[Series], Series, Series]:
+    if metric.name not in _SERIES:
+        _SERIES[metric.name] = histogram_series(metric)
+    return _SERIES[metric.name]
+
+
+class Rolling:
+    """Events of the last ``seconds``: (time, value) pairs."""
+
+    def __init__(self, seconds: float = 60.0) -> None:
+        self._seconds = seconds
+        self._events: deque[tuple[float, float]] = deque()
+        self._lock = threading.Lock()
+        self._since = time.monotonic()
+
+    def add(self, value: float, now: float) -> None:
+        with self._lock:
+            self._events.append((now, value))
+            self._forget(now)
+
+    def quantile(self, q: float, now: float) -> float:
+        """The q-quantile of the values (nearest rank); 0 when there were none."""
+        with self._lock:
+            self._forget(now)
+            values = sorted(value for _, value in self._events)
+        return values[max(0, math.ceil(q * len(values)) - 1)] if values else 0.0
+
+    def rate(self, now: float) -> float:
+        """Sum of the values per second."""
+        with self._lock:
+            self._forget(now)
+            total = sum(value for _, value in self._events)
+        return total / max(1.0, min(self._seconds, now - self._since))
+
+    def _forget(self, now: float) -> None:
+        while self._events and self._events[0][0] < now - self._seconds:
+            self._events.popleft()

@@ -1,0 +1,94 @@
+"""Publishes a Recorder's changes as Triton metrics, from a thread of its own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from deepseek_flash.metrics import (
+    CONFIG_INFO,
+    Kind,
+    Metric,
+    Recorder,
+    Series,
+    histogram_series,
+    plain_series,
+)
+
+INTERVAL_SECONDS = 0.25
+
+
+class MetricsPublisher:
+    """One a process. ``before`` is called ahead of each round, to set gauges."""
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        metrics: tuple[Metric, ...],
+        before: Callable[[], None] = lambda: None,
+    ) -> None:
+        import triton_python_backend_utils as pb_utils
+
+        self._pb = pb_utils
+        self._recorder = recorder
+        self._before = before
+        self._families: dict[str, Any] = {}
+        self._metrics: dict[Series, Any] = {}
+        for metric in metrics:
+            self._show_from_the_start(metric)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Publish what is left and stop the thread."""
+        self._stop.set()
+        self._thread.join(timeout=5)
+        self._publish()
+        self._metrics.clear()
+        self._families.clear()
+
+    def _show_from_the_start(self, metric: Metric) -> None:
+        """Series without labels are there with 0 before anything happened."""
+        if metric.kind is Kind.HISTOGRAM:
+            buckets, total, count = histogram_series(metric)
+            for series in (*buckets, total, count):
+                self._metric(series)
+        elif metric.kind is Kind.GAUGE and metric is not CONFIG_INFO:
+            self._metric(plain_series(metric))
+        else:
+            self._family(plain_series(metric))
+
+    def _run(self) -> None:
+        while not self._stop.wait(INTERVAL_SECONDS):
+            self._publish()
+
+    def _publish(self) -> None:
+        self._before()
+        for series, value in self._recorder.take().items():
+            if series.kind is Kind.GAUGE:
+                self._metric(series).set(value)
+            elif value:
+                self._metric(series).increment(value)
+
+    def _metric(self, series: Series) -> Any:
+        if series not in self._metrics:
+            self._metrics[series] = self._family(series).Metric(labels=dict(series.labels))
+        return self._metrics[series]
+
+    def _family(self, series: Series) -> Any:
+        if series.name not in self._families:
+            kinds = self._pb.MetricFamily
+            kind = kinds.GAUGE if series.kind is Kind.GAUGE else kinds.COUNTER
+            self._families[series.name] = kinds(
+                name=series.name, description=series.help, kind=kind
+            )
+        return self._families[series.name]
+
+
+def record_config(recorder: Recorder, model: str, settings: Mapping[str, str]) -> None:
+    """Show the settings in force as one series a key."""
+    for key, value in settings.items():
+        labels = (("key", key), ("model", model), ("value", value))
+        recorder.gauge(CONFIG_INFO, 1.0, labels)

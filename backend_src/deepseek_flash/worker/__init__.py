@@ -1,0 +1,1 @@
+"""Everything that depends on vLLM's inside, behind one version check."""

@@ -1,0 +1,1 @@
+"""Clients of the ensemble, over Triton's own doors. They need nothing but ``tritonclient``."""

@@ -1,0 +1,1 @@
+"""Benchmarks: each prints its table and writes ``loadtest/out/<target>/latest.json``."""

@@ -1,0 +1,1 @@
+"""Recipes of the models that set-up builds on this machine."""

@@ -1,0 +1,50 @@
+"""One shared server for all tests that do not stop or break one."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+from deepseek_flash.contract import Sampling
+from deepseek_flash.dspark.prompt import PromptEncoder, load_tokenizer
+from deepseek_flash.launcher.environment import resolve_model
+
+from loadtest.bench.engine import PlainEngine, Run
+from loadtest.bench.prompts import PROMPTS
+from loadtest.bench.served import Served, serving
+
+MODEL = "tiny-deepseek"
+TOKENS = 24
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        item.add_marker(pytest.mark.integration)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What vLLM answers when it is called directly."""
+
+    encoder: PromptEncoder
+    runs: dict[int, list[Run]]  # concurrency → one run a prompt of PROMPTS
+
+
+@pytest.fixture(scope="session")
+def reference() -> Reference:
+    path = resolve_model(MODEL)
+    encoder = PromptEncoder(load_tokenizer(path, None, False))
+    engine = PlainEngine(path, max_model_len=2048)
+    try:
+        ids = [encoder.from_text(prompt) for prompt in PROMPTS]
+        sampling = Sampling(temperature=0.0, max_tokens=TOKENS)
+        runs = {many: engine.run(ids, sampling, many) for many in (1, 8)}
+    finally:
+        engine.close()
+    return Reference(encoder, runs)
+
+
+@pytest.fixture(scope="session")
+def served(reference: Reference) -> Iterator[Served]:
+    """After the reference: two engines at once would starve each other."""
+    with serving(MODEL, ["--engine-args", '{"max_model_len": 2048}']) as server:
+        yield server
