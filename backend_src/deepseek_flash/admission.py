@@ -29,7 +29,7 @@ CLAIM_SECONDS = 30.0
 
 FREE, CLAIMED, RUNNING = 0, 1, 2
 
-_HEADER = np.dtype([("draining", "<u8"), ("finished", "<u8")])
+_HEADER = np.dtype([("draining", "<u8"), ("progress", "<u8")])
 _SLOT = np.dtype(
     [("state", "<u4"), ("generation", "<u4"), ("tenant", "<u8"), ("claimed_at", "<f8")]
 )
@@ -118,7 +118,11 @@ class AdmissionBoard:
     def release(self, slot: int, generation: int) -> None:
         if self._is(slot, generation, RUNNING):
             self._slots["state"][slot] = FREE
-            self._header["finished"] += 1
+            self.note_progress()
+
+    def note_progress(self) -> None:
+        """The decoder did something for a request: the server is alive, however busy."""
+        self._header["progress"] += 1
 
     # -- everybody ---------------------------------------------------------------------------
 
@@ -140,9 +144,9 @@ class AdmissionBoard:
         return int((self._slots["state"] == RUNNING).sum())
 
     @property
-    def finished(self) -> int:
-        """Requests that ended, for whatever reason, since the board was made."""
-        return int(self._header["finished"][0])
+    def progress(self) -> int:
+        """Rises with every response and every request that ends."""
+        return int(self._header["progress"][0])
 
     def _is(self, slot: int, generation: int, state: int) -> bool:
         if not 0 <= slot < CAPACITY:

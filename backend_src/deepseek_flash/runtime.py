@@ -15,7 +15,6 @@ import tempfile
 from pathlib import Path
 
 import msgspec
-import psutil
 
 from deepseek_flash.admission import AdmissionBoard
 from deepseek_flash.contract import EngineFacts
@@ -77,8 +76,10 @@ def _make_private(path: Path) -> None:
 
 
 def _server_name(pid: int) -> str:
-    # The start time tells a server from an earlier one with the same process id.
-    return f"{pid}-{int(psutil.Process(pid).create_time() * 100)}"
+    # The start time tells a server from an earlier one with the same process id. In ticks since
+    # boot: psutil's seconds since the epoch move when the clock is set.
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return f"{pid}-{fields[19]}"
 
 
 def _sweep(base: Path) -> None:
@@ -87,7 +88,7 @@ def _sweep(base: Path) -> None:
         pid = entry.name.split("-")[0]
         try:
             alive = pid.isdigit() and _server_name(int(pid)) == entry.name
-        except psutil.NoSuchProcess:
+        except (OSError, IndexError):
             alive = False
         if not alive:
             shutil.rmtree(entry, ignore_errors=True)

@@ -172,7 +172,7 @@ class Launcher:
         assert self._server is not None and self._runtime is not None
         stubs = self._server.stubs()
         failed, probed = 0, time.monotonic()
-        finished = self._runtime.board.finished
+        seen = self._runtime.board.progress
         while not self._stop.wait(WATCH_SECONDS):
             if self._server.exit_code is not None:
                 return f"tritonserver ended with status {self._server.exit_code}"
@@ -184,10 +184,10 @@ class Launcher:
             self._server.note_shared_memory()
             health = check_health(self._url, PROBE_TIMEOUT_SECONDS)
             probed = time.monotonic()
-            progress = self._runtime.board.finished - finished
-            finished += progress
-            # A full queue refuses the probe too; as long as requests finish, that is no failure.
-            failed = 0 if health.ok or progress else failed + 1
+            progress = self._runtime.board.progress
+            # A full queue refuses the probe too: as long as others are answered, it is no failure.
+            failed = 0 if health.ok or progress != seen else failed + 1
+            seen = progress
             if failed:
                 say(f"health probe {failed} of {FAILED_PROBES} failed: {health.message}")
             if failed >= FAILED_PROBES:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import locale
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic
+from typing import Generic
 
 from deepseek_flash.config import (
     CONFIGS,
@@ -24,6 +25,8 @@ from deepseek_flash.triton_io import check_numeric_outputs
 from deepseek_flash.triton_metrics import record_config
 
 DECODER = "deepseek_decoder"
+
+log = logging.getLogger("deepseek_flash")
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,7 @@ def _model_json(model_directory: Path) -> Path:
     return versions[-1]
 
 
-def log_error(message: Any) -> None:
-    import triton_python_backend_utils as pb_utils
-
-    pb_utils.Logger.log_error(f"[deepseek_flash] {message}")
+def internal_error(what: str, error: Exception) -> Exception:
+    """Log a fault of ours in full; what the client is told has no path and no code in it."""
+    log.error("%s failed", what, exc_info=error)
+    return RuntimeError(f"internal error while {what}; the server's log has the details")

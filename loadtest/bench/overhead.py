@@ -107,7 +107,7 @@ def main() -> int:
             for number in range(arguments.pairs + 1):
                 for many in (1, 8):
                     chosen = PROMPTS[number * 4 % 40 :][: 5 * many if many == 1 else 16]
-                    prompts = [encoder.from_text(prompt) for prompt in chosen]
+                    prompts = [encoder.from_text(prompt, 2048) for prompt in chosen]
                     pair = one_pair(engine, client, prompts, sampling, many, number % 2 == 1)
                     if number == 0:
                         continue  # warm-up

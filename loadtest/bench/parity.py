@@ -70,7 +70,7 @@ def baseline_runs(model: str, prompts: Sequence[str], tokens: int) -> Mapping[in
     encoder = PromptEncoder(load_tokenizer(path, None, False))
     engine = PlainEngine(path, **ENGINE_ARGS)
     try:
-        ids = [encoder.from_text(prompt) for prompt in prompts]
+        ids = [encoder.from_text(prompt, 2048) for prompt in prompts]
         sampling = Sampling(temperature=0.0, max_tokens=tokens)
         return {many: engine.run(ids, sampling, many) for many in CONCURRENCIES}
     finally:

@@ -35,7 +35,7 @@ def reference() -> Reference:
     encoder = PromptEncoder(load_tokenizer(path, None, False))
     engine = PlainEngine(path, max_model_len=2048)
     try:
-        ids = [encoder.from_text(prompt) for prompt in PROMPTS]
+        ids = [encoder.from_text(prompt, 2048) for prompt in PROMPTS]
         sampling = Sampling(temperature=0.0, max_tokens=TOKENS)
         runs = {many: engine.run(ids, sampling, many) for many in (1, 8)}
     finally:

@@ -65,8 +65,9 @@ class Engine:
         return self._stats.running, self._stats.waiting
 
     @property
-    def dead(self) -> bool:
-        return bool(self._llm.errored)
+    def steps(self) -> int:
+        """Rises while the engine works."""
+        return self._stats.steps
 
     def close(self) -> None:
         """Stop the engine's processes, by force after a while, and the loop."""
@@ -80,6 +81,7 @@ class EngineStats:
 
     running = 0
     waiting = 0
+    steps = 0
 
 
 def start_engine(args: dict[str, Any], environ: Mapping[str, str]) -> Engine:
@@ -142,6 +144,7 @@ def _stat_logger(stats: EngineStats) -> Any:
             mm_cache_stats: Any = None,
             engine_idx: int = 0,
         ) -> None:
+            stats.steps += 1
             if scheduler_stats is not None:
                 stats.running = scheduler_stats.num_running_reqs
                 stats.waiting = scheduler_stats.num_waiting_reqs

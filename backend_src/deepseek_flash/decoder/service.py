@@ -35,6 +35,7 @@ class DecoderService:
         self._recorder = recorder
         self._first_tokens, self._tokens = metrics.Rolling(), metrics.Rolling()
         self._sender = Sender()
+        self._steps_seen = 0
         self._sessions: set[Session] = set()
         self._by_cancel_key: dict[str, Session] = {}
         # Cancels that came before their request (another connection): key -> when.
@@ -68,6 +69,9 @@ class DecoderService:
     def set_gauges(self) -> None:
         """Called before metrics are published."""
         now = time.monotonic()
+        if (steps := self._engine.steps) != self._steps_seen:
+            self._steps_seen = steps
+            self._runtime.board.note_progress()
         running, waiting = self._engine.load
         self._recorder.gauge(metrics.RUNNING, running)
         self._recorder.gauge(metrics.WAITING, waiting)

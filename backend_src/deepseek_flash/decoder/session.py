@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
@@ -22,6 +23,8 @@ from deepseek_flash.decoder.sender import Reply
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
+
+log = logging.getLogger("deepseek_flash")
 
 Generate = Callable[[RequestPlan], "AsyncGenerator[RequestOutput, None]"]
 
@@ -136,4 +139,5 @@ def translate(error: Exception) -> Exception:
         return Refused("the engine has died; the server must be restarted")
     if isinstance(error, (VLLMClientError, ValueError)):
         return refused_by_vllm(error)
-    return RuntimeError(f"the engine failed: {type(error).__name__}: {error}")
+    log.error("the engine failed", exc_info=error)
+    return RuntimeError(f"the engine failed ({type(error).__name__}); the server's log says more")

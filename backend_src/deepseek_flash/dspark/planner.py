@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from deepseek_flash.admission import AdmissionBoard
+from deepseek_flash.admission import AdmissionBoard, Claim
 from deepseek_flash.contract import (
     CancelPlan,
     ClientRequest,
@@ -21,8 +21,9 @@ from deepseek_flash.contract import (
     RequestPlan,
     Sampling,
 )
+from deepseek_flash.dspark.fields import SamplingLimits
 from deepseek_flash.dspark.prompt import PromptEncoder
-from deepseek_flash.dspark.sampling import SamplingLimits, parse_sampling
+from deepseek_flash.dspark.sampling import parse_sampling
 
 SHORTEST_CANCEL_TOKEN = 16  # characters: it is the only thing that protects a request
 LONGEST_NAME = 512  # bytes of session_id, cache_salt, cancel_token
@@ -118,12 +119,18 @@ class Planner:
         claim = self._board.claim(salt, self._options.queue_limit, self._options.tenant_queue_limit)
         return replace(plan, slot=claim.slot, generation=claim.generation)
 
+    def abandon(self, plan: RequestPlan | CancelPlan | None) -> None:
+        """Give up the place of a plan that does not leave the scheduler."""
+        if isinstance(plan, RequestPlan):
+            self._board.abandon(Claim(plan.slot, plan.generation))
+
     def _prompt_ids(self, request: ClientRequest, text: str, facts: EngineFacts) -> list[int]:
+        room = facts.max_model_len
         if request.text_input is not None:
-            name, ids = "text_input", self._encoder.from_text(text) if text else []
+            name, ids = "text_input", self._encoder.from_text(text, room) if text else []
         elif request.messages is not None:
             chat = _text("messages", request.messages)
-            name, ids = "messages", self._encoder.from_messages(chat)
+            name, ids = "messages", self._encoder.from_messages(chat, room)
         else:
             name, ids = "input_ids", list(request.input_ids or ())
         if not ids:

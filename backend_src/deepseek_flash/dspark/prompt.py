@@ -11,6 +11,9 @@ from deepseek_flash.contract import InvalidField
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
+# Part of an assistant's own turns: templates look for them to leave earlier reasoning out.
+_REASONING = ("<think>", "</think>")
+
 # Stands for a control token that a user typed. Private-use characters: no template writes them.
 _MASK = "\ue0a0{}\ue0a1"
 _MASKED = re.compile("\ue0a0(\\d+)\ue0a1")
@@ -25,6 +28,7 @@ class Tokenizer(Protocol):
     def __call__(self, text: str, **options: Any) -> Any: ...
     def apply_chat_template(self, conversation: Any, **options: Any) -> Any: ...
     def get_added_vocab(self) -> dict[str, int]: ...
+    def get_vocab(self) -> dict[str, int]: ...
 
 
 def load_tokenizer(name: str, revision: str | None, trust_remote_code: bool) -> Tokenizer:
@@ -48,17 +52,23 @@ class PromptEncoder:
         self._tokenizer = tokenizer
         added = tokenizer.get_added_vocab()
         self._added_ids = frozenset(added.values())
+        self._longest_token = max(map(len, tokenizer.get_vocab()))  # characters; bytes count too
         markers = set(tokenizer.all_special_tokens) | set(added)
         longest_first = sorted((m for m in markers if m.strip()), key=len, reverse=True)
         self._markers = (
             re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
         )
 
-    def from_text(self, text: str) -> list[int]:
-        """Ids of a raw prompt. Special tokens in it count: fill-in-the-middle needs them."""
+    def from_text(self, text: str, most_tokens: int) -> list[int]:
+        """Ids of a raw prompt. Special tokens in it count: fill-in-the-middle needs them.
+
+        Raises:
+            InvalidField: it cannot have ``most_tokens`` tokens or fewer.
+        """
+        self._check_length("text_input", text, most_tokens)
         return list(self._tokenizer(text)["input_ids"])
 
-    def from_messages(self, raw: str) -> list[int]:
+    def from_messages(self, raw: str, most_tokens: int) -> list[int]:
         """Ids of a chat, rendered with the checkpoint's template.
 
         Control tokens that stand in a message's content stay plain text: nobody forges a turn.
@@ -76,13 +86,25 @@ class PromptEncoder:
             )
         except Exception as error:  # a template raises what it likes, e.g. on the order of roles
             raise InvalidField("messages", f"refused by the chat template: {error}") from None
+        self._check_length("messages", text, most_tokens)
         return self._encode_rendered(text, typed)
+
+    def _check_length(self, name: str, text: str, most_tokens: int) -> None:
+        """Refuse what is far too long before the one scheduler spends seconds on its tokens."""
+        if len(text) > most_tokens * self._longest_token:
+            raise InvalidField(
+                name,
+                f"this model's maximum context length is {most_tokens} tokens, but the prompt has "
+                f"{len(text)} characters, which is more than that many tokens can hold",
+            )
 
     def _masked(self, message: dict[str, Any], typed: list[str]) -> dict[str, Any]:
         if self._markers is None:
             return message
 
         def mask(match: re.Match[str]) -> str:
+            if message["role"] == "assistant" and match.group() in _REASONING:
+                return match.group()
             typed.append(match.group())
             return _MASK.format(len(typed) - 1)
 

@@ -7,7 +7,7 @@ from deepseek_flash.config import DecoderConfig, read_engine_args
 from deepseek_flash.contract import CancelPlan, Control, Lookup, RequestError, RequestPlan
 from deepseek_flash.decoder.engine import start_engine
 from deepseek_flash.decoder.service import DecoderService
-from deepseek_flash.stage import log_error, open_stage
+from deepseek_flash.stage import internal_error, open_stage
 from deepseek_flash.triton_io import has_input, read_sealed
 from deepseek_flash.triton_metrics import MetricsPublisher
 
@@ -36,8 +36,7 @@ class TritonPythonModel:
             except RequestError as error:
                 self._service.refuse(error, sender)
             except Exception as error:  # ours to mend; the client must not hang
-                log_error(f"decoding failed: {type(error).__name__}: {error}")
-                self._service.refuse(error, sender)
+                self._service.refuse(internal_error("decoding", error), sender)
 
     def finalize(self):
         self._metrics.close()

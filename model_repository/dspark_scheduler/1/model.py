@@ -6,10 +6,10 @@ import triton_python_backend_utils as pb_utils
 from deepseek_flash import metrics
 from deepseek_flash.config import SchedulerConfig, read_engine_args
 from deepseek_flash.contract import RequestError
+from deepseek_flash.dspark.fields import SamplingLimits
 from deepseek_flash.dspark.planner import Planner, PlannerOptions
 from deepseek_flash.dspark.prompt import PromptEncoder, load_tokenizer
-from deepseek_flash.dspark.sampling import SamplingLimits
-from deepseek_flash.stage import log_error, open_stage
+from deepseek_flash.stage import internal_error, open_stage
 from deepseek_flash.triton_io import error_response, read_client_request, seal, sealed_tensor
 from deepseek_flash.triton_metrics import MetricsPublisher
 
@@ -48,6 +48,7 @@ class TritonPythonModel:
         return [self._answer(request) for request in requests]
 
     def _answer(self, request):
+        plan = None
         try:
             plan = self._planner.plan(read_client_request(request))
             sealed = seal(plan, self._stage.runtime.secret)
@@ -56,9 +57,9 @@ class TritonPythonModel:
             self._count(error.reason)
             return error_response(error)
         except Exception as error:  # ours to mend; the client must not hang
+            self._planner.abandon(plan)
             self._count(RequestError.reason)
-            log_error(f"planning failed: {type(error).__name__}: {error}")
-            return error_response(error)
+            return error_response(internal_error("planning", error))
 
     def _count(self, reason):
         labels = (("reason", reason), ("stage", "scheduler"))
