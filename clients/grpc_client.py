@@ -40,7 +40,7 @@ class GrpcClient:
                 try:
                     client.async_stream_infer(
                         MODEL,
-                        [_tensor(name, value) for name, value in request.fields().items()],
+                        [tensor(name, value) for name, value in request.fields().items()],
                         timeout=None if timeout is None else int(timeout * 1e6),
                         enable_empty_final_response=True,
                     )
@@ -77,7 +77,8 @@ def _reason(answers: queue.SimpleQueue[tuple[Any, Any]], error: Exception) -> st
     return str(told)
 
 
-def _tensor(name: str, value: Any) -> grpcclient.InferInput:
+def tensor(name: str, value: Any) -> grpcclient.InferInput:
+    """An input of the ensemble by its name."""
     if name in _BOOLS or name.startswith("return_"):
         datatype, array = "BOOL", np.array([value], dtype=np.bool_)
     elif name in _INTS:

@@ -72,7 +72,7 @@ def _make_private(path: Path) -> None:
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     info = path.stat()
     if info.st_uid != os.getuid() or stat.S_IMODE(info.st_mode) & 0o077:
-        raise PermissionError(f"{path} must belong to this user alone (mode 0700)")
+        raise PermissionError(f"{path} must belong to this user alone (mode 0700); remove it")
 
 
 def _server_name(pid: int) -> str:

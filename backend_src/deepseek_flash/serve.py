@@ -171,6 +171,7 @@ class Launcher:
         """Watch until something fails (returns what) or we are told to stop (returns "")."""
         assert self._server is not None and self._runtime is not None
         stubs = self._server.stubs()
+        self._server.note_shared_memory()  # nearly all of it is made while loading
         failed, probed = 0, time.monotonic()
         seen = self._runtime.board.progress
         while not self._stop.wait(WATCH_SECONDS):
@@ -224,7 +225,8 @@ class Launcher:
         server.stop(deadline)
 
     def _wait_until_drained(self, runtime: Runtime) -> None:
-        self._stop.clear()  # a second signal ends the waiting
+        say("draining: no new requests are taken; a second signal ends it")
+        self._stop.clear()
         deadline = time.monotonic() + self._drain_seconds
         while (left := runtime.board.in_flight) and time.monotonic() < deadline:
             say(f"draining, {left} requests in flight")

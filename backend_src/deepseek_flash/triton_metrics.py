@@ -16,7 +16,7 @@ from deepseek_flash.metrics import (
     plain_series,
 )
 
-INTERVAL_SECONDS = 0.25
+INTERVAL_SECONDS = 1.0
 
 
 class MetricsPublisher:

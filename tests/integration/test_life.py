@@ -116,7 +116,7 @@ def test_drain_lets_requests_finish():
     asking = threading.Thread(
         target=lambda: answers.append(
             GrpcClient(served.grpc).generate(
-                Request(text="x", sampling={"max_tokens": 150, "ignore_eos": True})
+                Request(text="x", sampling={"max_tokens": 1500, "ignore_eos": True})
             )
         )
     )
@@ -131,9 +131,9 @@ def test_drain_lets_requests_finish():
     with pytest.raises(GenerationError, match="shutting down"):
         GrpcClient(served.grpc).generate(Request(text="y"))
     asking.join(60)
-    assert len(answers[0].token_ids) == 150
-    assert drain.wait(30) == 0
-    assert served.process.wait(10) == 0
+    assert len(answers[0].token_ids) == 1500
+    assert served.process.wait(30) == 0
+    assert drain.wait(10) == 0
     served.output.unlink()
 
 

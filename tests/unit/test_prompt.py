@@ -143,7 +143,7 @@ def test_an_assistants_reasoning_marker_stays_a_marker():
 def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised():
     tokenizer = FakeTokenizer()
     longest = max(map(len, tokenizer.get_vocab()))
-    with pytest.raises(InvalidField, match="text_input: .* maximum context length"):
+    with pytest.raises(InvalidField, match=r"text_input: .* maximum context length"):
         PromptEncoder(tokenizer).from_text("a" * (CONTEXT * longest + 1), CONTEXT)
     assert refusal(chat(("user", "a" * CONTEXT * longest))).startswith("messages: ")
 

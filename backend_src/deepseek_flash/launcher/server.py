@@ -131,12 +131,17 @@ class Server:
 
     def note_shared_memory(self) -> None:
         """Remember the shared memory that our processes have mapped, in case they die."""
+        mapped = set()
         for process in self.members():
             with contextlib.suppress(psutil.Error, OSError):
                 for line in Path(f"/proc/{process.pid}/maps").read_text().splitlines():
-                    place = line.find(f"{_SHARED_MEMORY}/")
-                    if place >= 0:
-                        self._shared_memory.add(Path(line[place:].removesuffix(" (deleted)")))
+                    if f"{_SHARED_MEMORY}/" in line:
+                        # By inode: a semaphore is mapped under the name of its making.
+                        mapped.add(int(line.split()[4]))
+        for path in _SHARED_MEMORY.iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                if path.stat().st_ino in mapped:
+                    self._shared_memory.add(path)
 
     def stop(self, deadline: float) -> None:
         """SIGTERM, then SIGKILL for what is left, then the shared memory.
