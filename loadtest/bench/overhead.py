@@ -6,23 +6,20 @@ Both engines are resident and load is on one at a time, so that the machine's dr
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
+import selectors
+import socket
 import statistics
 import sys
-import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 import psutil
-import tritonclient.grpc.aio as grpcclient
 from deepseek_flash.contract import Sampling
 from deepseek_flash.dspark.prompt import PromptEncoder, load_tokenizer
 from deepseek_flash.launcher.environment import resolve_model
 
-from clients.grpc_client import tensor
 from clients.request import MODEL
 from loadtest.bench.engine import PlainEngine, Run
 from loadtest.bench.prompts import PROMPTS
@@ -71,60 +68,77 @@ def measure(run: Callable[[], list[Run]]) -> Leg:
 
 
 class EnsembleClient:
-    """Streams over one connection that stays open, as a gateway or a load test keeps it."""
+    """Event streams over connections that stay open, read by one thread and parsed only after
+    the clock has stopped: what a client does with an answer is not the ensemble's cost.
+    """
 
-    def __init__(self, url: str) -> None:
-        self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._loop.run_forever, daemon=True).start()
-        self._client = self._run(self._connect(url))
+    def __init__(self, url: str, concurrency: int = 8) -> None:
+        host, port = url.removeprefix("http://").split(":")
+        self._sockets = [socket.create_connection((host, int(port))) for _ in range(concurrency)]
+        for each in self._sockets:
+            each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def run(self, prompts: Sequence[Sequence[int]], tokens: int, concurrency: int) -> list[Run]:
         """Generate for every prompt, at most ``concurrency`` at a time."""
-        runs: list[Run] = self._run(self._all(prompts, tokens, concurrency))
-        return runs
+        waiting = [(number, http_request(prompt, tokens)) for number, prompt in enumerate(prompts)]
+        waiting.reverse()
+        streams: dict[int, EventStream] = {}
+        with selectors.DefaultSelector() as selector:
 
-    def _run(self, coroutine: Any) -> Any:
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+            def start(connection: socket.socket) -> None:
+                number, request = waiting.pop()
+                streams[number] = EventStream(connection)
+                selector.register(connection, selectors.EVENT_READ, streams[number])
+                connection.sendall(request)
 
-    async def _connect(self, url: str) -> Any:
-        client = grpcclient.InferenceServerClient(url)
-        await client.is_server_live()
-        return client
+            for connection in self._sockets[: min(concurrency, len(prompts))]:
+                start(connection)
+            while selector.get_map():
+                for key, _ in selector.select():
+                    if key.data.read():
+                        selector.unregister(key.fileobj)
+                        if waiting:
+                            start(key.data.connection)
+        return [streams[number].run() for number in range(len(prompts))]
 
-    async def _all(
-        self, prompts: Sequence[Sequence[int]], tokens: int, concurrency: int
-    ) -> list[Run]:
-        gate = asyncio.Semaphore(concurrency)
 
-        async def one(prompt: Sequence[int]) -> Run:
-            async with gate:
-                return await self._one(prompt, tokens)
+class EventStream:
+    """One answer of ``/generate_stream`` as it arrives."""
 
-        return list(await asyncio.gather(*(one(prompt) for prompt in prompts)))
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self._begin = time.perf_counter()
+        self._times: list[float] = []
+        self._data = b""
 
-    async def _one(self, prompt: Sequence[int], tokens: int) -> Run:
-        sampling = {"temperature": 0, "max_tokens": tokens, "ignore_eos": True, "use_dflash": False}
-        fields = {
-            "input_ids": list(prompt), "stream": True, "sampling_parameters": json.dumps(sampling)
-        }  # fmt: skip
-        request = {
-            "model_name": MODEL,
-            "inputs": [tensor(name, value) for name, value in fields.items()],
-        }
+    def read(self) -> bool:
+        """Take what is there. True: the answer is complete (the last chunk is empty)."""
+        self._data += self.connection.recv(65536)
+        if b"data: " in self._data:
+            self._times.append(time.perf_counter() - self._begin)
+        return self._data.endswith(b"\r\n0\r\n\r\n")
 
-        async def requests() -> AsyncIterator[dict[str, Any]]:
-            yield request
+    def run(self) -> Run:
+        events = [
+            json.loads(line.removeprefix(b"data: "))
+            for line in self._data.splitlines()
+            if line.startswith(b"data: ")
+        ]
+        for event in events:
+            if "error" in event:
+                raise RuntimeError(event["error"])
+        text = "".join(event["text_output"] for event in events)
+        return Run((0,) * len(events), text, self._times[0], self._times[-1])
 
-        begin = time.perf_counter()
-        first, text, responses = 0.0, b"", 0
-        async for result, error in self._client.stream_infer(requests()):
-            if error is not None:
-                raise RuntimeError(str(error))
-            first = first or time.perf_counter() - begin
-            text += result.as_numpy("text_output")[0]
-            responses += 1
-        # One response a token: the final flag rides on the last.
-        return Run((0,) * responses, text.decode(), first, time.perf_counter() - begin)
+
+def http_request(prompt: Sequence[int], tokens: int) -> bytes:
+    """A streaming request for exactly ``tokens`` tokens: the sampling values are parameters."""
+    body = json.dumps(
+        {"input_ids": list(prompt), "stream": True, "temperature": 0, "max_tokens": tokens,
+         "ignore_eos": True, "use_dflash": False}
+    ).encode()  # fmt: skip
+    head = f"POST /v2/models/{MODEL}/generate_stream HTTP/1.1\r\nHost: x\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
 def idle_share(process: psutil.Process, seconds: float = 3.0) -> float:
@@ -154,7 +168,7 @@ def main() -> int:
         try:
             idle = idle_share(psutil.Process(it.process.pid))
             print(f"idle server: {idle:.3f} cores", flush=True)
-            client = EnsembleClient(it.grpc)
+            client = EnsembleClient(it.http)
             for number in range(arguments.pairs + 1):
                 for many in (1, 8):
                     chosen = PROMPTS[number * 4 % 40 :][: 5 * many if many == 1 else 16]
