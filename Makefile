@@ -6,8 +6,8 @@ HTTP_PORT    ?= 8000
 GRPC_PORT    ?= 8001
 METRICS_PORT ?= 8002
 GATEWAY_PORT ?= 9000
-# Reserved for the OpenAI-compatible front door.
-GATEWAY      ?= 1
+# Reserved for the OpenAI-compatible front door, as is GATEWAY_PORT.
+GATEWAY      ?= 0
 FLAGS        ?=
 
 VENV := .venv/bin/python
@@ -16,20 +16,21 @@ GRPC_URL := $(HOST):$(GRPC_PORT)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-dev serve drain test unit integration lint type health config chat client \
-        env bench bench-overhead bench-parity clean
+        env bench-overhead bench-parity clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-16s %s\n", $$1, $$2}'
-	@echo "  MODEL=smollm2|tiny-deepseek|path|hub id, HTTP_PORT GRPC_PORT METRICS_PORT HOST, FLAGS=\"--no-enable-dflash …\""
+	@echo "  Variables: MODEL=smollm2|tiny-deepseek|path|hub id  HOST HTTP_PORT GRPC_PORT METRICS_PORT"
+	@echo "             FLAGS=\"--no-enable-dflash …\"  PROMPT=\"…\"  PYTHON=python3.11"
 
 setup: ## install everything for MODEL into .venv and build/ (once; serve and test do it too)
-	@$(PYTHON) scripts/setup.py --model $(MODEL)
+	@$(PYTHON) scripts/setup.py --model "$(MODEL)"
 
-setup-dev:
+setup-dev: ## the same for tests, with ruff and mypy
 	@$(PYTHON) scripts/setup.py --model tiny-deepseek --dev
 
 serve: setup ## serve MODEL in the foreground until Ctrl-C
-	@exec $(VENV) -m deepseek_flash.serve --model $(MODEL) --host $(HOST) $(PORTS) $(FLAGS)
+	@exec $(VENV) -m deepseek_flash.serve $(if $(MODEL),--model $(MODEL)) --host $(HOST) $(PORTS) $(FLAGS)
 
 drain: ## let running requests finish, then stop the server on HTTP_PORT
 	@$(VENV) -m deepseek_flash.serve --drain --http-port $(HTTP_PORT)
@@ -47,8 +48,8 @@ client: ## one answer: make client PROMPT="…"
 	@$(VENV) -m clients.cli --url $(GRPC_URL) ask "$$PROMPT"
 export PROMPT
 
-env: ## shell lines that a bare tritonserver needs: eval "$$(make -s env)"
-	@$(VENV) -m deepseek_flash.serve --model $(MODEL) --print-env
+env: ## shell lines that a bare tritonserver needs, to be evaluated
+	@$(VENV) -m deepseek_flash.serve $(if $(MODEL),--model $(MODEL)) --print-env
 
 test: unit integration ## everything: unit, then integration against a real tritonserver
 

@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
+from itertools import accumulate
 
 
 class Kind(Enum):
@@ -51,7 +52,7 @@ END_TO_END = Metric(
     "Seconds from a request's arrival to its last token", _LATENCY,
 )  # fmt: skip
 PROMPT_TOKENS = Metric("vllm:prompt_tokens_total", Kind.COUNTER, "Prompt tokens of all requests")
-GENERATION_TOKENS = Metric("vllm:generation_tokens_total", Kind.COUNTER, "Tokens sent to clients")
+GENERATION_TOKENS = Metric("vllm:generation_tokens_total", Kind.COUNTER, "Tokens generated")
 SUCCESSES = Metric(
     "vllm:request_success_total", Kind.COUNTER, "Finished requests by finished_reason"
 )
@@ -77,7 +78,7 @@ P95_FIRST_TOKEN = Metric(
     "p95_first_token_latency", Kind.GAUGE, "95th percentile of the last minute, seconds"
 )
 TOKENS_PER_SECOND = Metric(
-    "avg_tokens_per_second", Kind.GAUGE, "Tokens sent per second over the last minute"
+    "avg_tokens_per_second", Kind.GAUGE, "Tokens generated per second over the last minute"
 )
 
 SCHEDULER_METRICS = (ERRORS, IN_FLIGHT, CONFIG_INFO)
@@ -115,46 +116,62 @@ def histogram_series(metric: Metric) -> tuple[list[Series], Series, Series]:
     return buckets, total, Series(f"{metric.name}_count", Kind.COUNTER, metric.help, ())
 
 
+class _Histogram:
+    """Observations since the last ``take``, each counted in one bucket only."""
+
+    def __init__(self, metric: Metric) -> None:
+        self.metric = metric
+        self.counts = [0] * (len(metric.buckets) + 1)
+        self.total = 0.0
+
+    def changes(self) -> Mapping[Series, float]:
+        """As the exposition has it: a bucket holds all those below it too."""
+        buckets, total, count = histogram_series(self.metric)
+        so_far = list(accumulate(self.counts))
+        rising = {series: float(n) for series, n in zip(buckets, so_far) if n}
+        return {**rising, total: self.total, count: float(so_far[-1])}
+
+
 class Recorder:
     """Adds up what happens in one process. Safe to call from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._changes: dict[Series, float] = {}
+        # Keyed by plain strings: this runs for every token.
+        self._plain: dict[tuple[str, Labels], tuple[Metric, float]] = {}
+        self._histograms: dict[str, _Histogram] = {}
 
     def count(self, metric: Metric, amount: float = 1.0, labels: Labels = ()) -> None:
-        series = plain_series(metric, labels)
+        key = (metric.name, labels)
         with self._lock:
-            self._changes[series] = self._changes.get(series, 0.0) + amount
+            before = self._plain.get(key)
+            self._plain[key] = (metric, amount if before is None else before[1] + amount)
 
     def gauge(self, metric: Metric, value: float, labels: Labels = ()) -> None:
         with self._lock:
-            self._changes[plain_series(metric, labels)] = value
+            self._plain[(metric.name, labels)] = (metric, value)
 
     def observe(self, metric: Metric, value: float, times: int = 1) -> None:
         """Add ``times`` observations of ``value`` to a histogram."""
-        buckets, total, count = _series_of(metric)
-        first = bisect_left(metric.buckets, value)
+        bucket = bisect_left(metric.buckets, value)
         with self._lock:
-            for series in buckets[first:]:
-                self._changes[series] = self._changes.get(series, 0.0) + times
-            self._changes[total] = self._changes.get(total, 0.0) + value * times
-            self._changes[count] = self._changes.get(count, 0.0) + times
+            histogram = self._histograms.get(metric.name)
+            if histogram is None:
+                histogram = self._histograms[metric.name] = _Histogram(metric)
+            histogram.counts[bucket] += times
+            histogram.total += value * times
 
     def take(self) -> Mapping[Series, float]:
         """What changed since the last call: increments of counters, values of gauges."""
         with self._lock:
-            changes, self._changes = self._changes, {}
+            plain, self._plain = self._plain, {}
+            histograms, self._histograms = self._histograms, {}
+        changes = {
+            plain_series(metric, labels): value for (_, labels), (metric, value) in plain.items()
+        }
+        for histogram in histograms.values():
+            changes.update(histogram.changes())
         return changes
-
-
-_SERIES: dict[str, tuple[list[Series], Series, Series]] = {}
-
-
-def _series_of(metric: Metric) -> tuple[list[Series], Series, Series]:
-    if metric.name not in _SERIES:
-        _SERIES[metric.name] = histogram_series(metric)
-    return _SERIES[metric.name]
 
 
 class Rolling:

@@ -72,8 +72,12 @@ class Launcher:
 
     def _environment(self, arguments: argparse.Namespace) -> dict[str, str]:
         environ = stub_environment(os.environ)
+        if config.RUNTIME_DIR in environ:
+            raise LaunchError(
+                f"{config.RUNTIME_DIR}: for a bare tritonserver; the launcher sets it"
+            )
         environ[config.RUNTIME_DIR] = str(self._directory / "runtime")
-        environ[config.SECRET] = secrets.token_hex(32)
+        environ.setdefault(config.SECRET, secrets.token_hex(32))
         if arguments.model:
             environ[config.MODEL] = resolve_model(arguments.model)
         if arguments.engine_args:
@@ -98,10 +102,11 @@ class Launcher:
         try:
             while True:
                 self._start()
-                if not self._wait_until_ready():
-                    return self._shut_down(0 if self._stop.is_set() else 1)
-                problem = self._watch()
-                if not problem:
+                ready = self._wait_until_ready()
+                if not ready and not restarts and not self._stop.is_set():
+                    return self._shut_down(1)  # it never worked: trying again would not help
+                problem = self._watch() if ready else "the server did not come up again"
+                if self._stop.is_set():
                     return self._shut_down(0)
                 now = time.monotonic()
                 restarts = [at for at in restarts if at > now - RESTART_WINDOW_SECONDS] + [now]
@@ -125,7 +130,8 @@ class Launcher:
     def _start(self) -> None:
         runtime = self._directory / "runtime"
         shutil.rmtree(runtime, ignore_errors=True)  # nothing of an earlier server counts
-        self._log.unlink(missing_ok=True)
+        if self._log.exists():
+            self._log.replace(self._log.with_suffix(".log.1"))  # why the last one ended
         secret = bytes.fromhex(self._environ[config.SECRET])
         self._runtime = Runtime(runtime, secret)
         self._server = Server(

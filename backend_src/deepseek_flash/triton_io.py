@@ -1,4 +1,4 @@
-"""Tensors to contract and back. The only module that reads or makes Triton tensors.
+"""Tensors to contract and back. The only module of the stages that reads or makes tensors.
 
 What goes between our stages is one byte string: a keyed MAC and the value in msgpack. Every
 model of a repository can be called by any client, so a stage trusts nothing without the MAC.

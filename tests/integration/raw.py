@@ -101,7 +101,7 @@ def wait_for(condition, seconds, what):
     """Wait until ``condition()`` is true; fail with ``what`` after ``seconds``."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        with contextlib.suppress(httpx.HTTPError):
+        with contextlib.suppress(httpx.HTTPError, FileNotFoundError):
             if condition():
                 return
         time.sleep(0.05)

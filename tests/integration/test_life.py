@@ -110,6 +110,17 @@ def a_killed_stub_is_seen_and_replaced(served):
     assert command(["--url", served.grpc, "--timeout", "20", "health"]) == 0
 
 
+def test_ctrl_c_while_loading():
+    before = shared_memory()
+    served = start(MODEL, ready=False)
+    wait_for(lambda: "deepseek_decoder: enable" in served.log.read_text(), 60, "a stub is up")
+    members = session_members(served.process)
+    assert stop(served, signal.SIGINT) < 15
+    assert served.process.returncode == 0
+    assert not psutil.wait_procs(members, timeout=1)[1]
+    assert shared_memory() <= before
+
+
 def test_drain_lets_requests_finish():
     served = start(MODEL)
     answers = []

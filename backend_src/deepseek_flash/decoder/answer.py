@@ -50,7 +50,7 @@ class Answer:
 
     @property
     def finish_reasons(self) -> tuple[str | None, ...]:
-        return tuple(self._reasons)
+        return tuple(self._reasons) * self._copies
 
     def take(self) -> Delta:
         """What came in since the last call."""

@@ -46,11 +46,10 @@ class Engine:
         Raises:
             InvalidField: vLLM itself refuses a parameter (a grammar that does not compile).
         """
-        from vllm.inputs import TokensPrompt
+        from vllm.inputs import tokens_input
 
-        prompt = TokensPrompt(prompt_token_ids=list(plan.prompt_token_ids))
-        if plan.cache_salt:
-            prompt["cache_salt"] = plan.cache_salt
+        # Ready-made input: a raw prompt would take a detour through vLLM's renderer threads.
+        prompt = tokens_input(list(plan.prompt_token_ids), cache_salt=plan.cache_salt or None)
         outputs: AsyncGenerator[RequestOutput, None] = self._llm.generate(
             prompt, sampling_params(plan.sampling), plan.plan_id
         )

@@ -57,9 +57,9 @@ def parse_sampling(fields: Mapping[str, Any], limits: SamplingLimits) -> Samplin
     """
     values: dict[str, Any] = {}
     for name, value in fields.items():
-        if name in _REFUSED:
+        if name in _REFUSED and value is not None:
             raise InvalidField(name, _REFUSED[name])
-        if name not in _PARSERS:
+        if name not in _PARSERS and name not in _REFUSED:
             raise InvalidField(name, "unknown sampling parameter")
         if value is not None:
             values[name] = _PARSERS[name](name, value, limits)
