@@ -21,7 +21,7 @@ from deepseek_flash.config import (
 )
 from deepseek_flash.metrics import Recorder
 from deepseek_flash.runtime import Runtime, open_runtime
-from deepseek_flash.triton_io import check_numeric_outputs
+from deepseek_flash.triton_io import check_numpy
 from deepseek_flash.triton_metrics import record_config
 
 DECODER = "deepseek_decoder"
@@ -50,7 +50,7 @@ def open_stage(args: Mapping[str, str], config_type: type[Config]) -> Stage[Conf
 
     # A stub starts in the C locale, where reading a UTF-8 file fails.
     locale.setlocale(locale.LC_ALL, "C.UTF-8")
-    check_numeric_outputs()
+    check_numpy()
     name = next(model for model, kind in CONFIGS.items() if kind is config_type)
     config = read_config(config_type, model_parameters(args["model_config"]), os.environ)
     settings = effective(config)

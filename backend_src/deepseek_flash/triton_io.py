@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
@@ -208,23 +209,20 @@ def _strings(name: str, values: Any) -> Any:
     return pb_utils.Tensor(name, np.array([v.encode() for v in values], dtype=np.object_))
 
 
-def check_numeric_outputs() -> None:
+def check_numpy(program: Path = Path("/proc/self/exe")) -> None:
     """Refuse a numpy that this Triton's stub was not built for.
 
-    A stub built for numpy 1 makes empty tensors of every number under numpy 2, silently.
+    A stub built for numpy 1 reads numpy 2's item size from the wrong place: every numeric output
+    is empty, silently. No call tells, but the stub's binary does: bindings that know numpy 2 look
+    for its module ``numpy._core``.
 
+    Args:
+        program: the stub, in which this runs.
     Raises:
         RuntimeError: numeric outputs would be empty.
     """
-    tensor = pb_utils.Tensor("check", np.array([7, 8], dtype=np.uint32))
-    try:
-        import torch.utils.dlpack
-
-        whole = torch.utils.dlpack.from_dlpack(tensor.to_dlpack()).tolist() == [7, 8]
-    except Exception:
-        whole = False
-    if not whole:
+    if int(np.__version__.split(".")[0]) >= 2 and b"numpy._core" not in program.read_bytes():
         raise RuntimeError(
-            f"numpy {np.__version__} does not fit this Triton's Python backend: numeric outputs "
-            "would be empty. Install numpy<2, or a Triton built for numpy 2"
+            f"numpy {np.__version__} does not fit this Triton's Python backend, which was built "
+            "for numpy 1: numeric outputs would be empty. Install numpy<2"
         )

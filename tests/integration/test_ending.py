@@ -1,6 +1,9 @@
 """How a request ends before its last token: deadline, cancel, a client that is gone."""
 
 import secrets
+import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -10,6 +13,7 @@ import pytest
 from clients.grpc_client import GrpcClient
 from clients.http_client import HttpClient
 from clients.request import Answer, GenerationError, Request, new_cancel_token
+from loadtest.bench.served import ROOT
 from tests.integration.raw import Stream, generate, infer, metric, wait_for, wait_idle
 
 ENDLESS = {"temperature": 0, "max_tokens": 1900, "ignore_eos": True}
@@ -55,6 +59,25 @@ def test_cancel_that_overtakes_its_request(served):
     with pytest.raises(GenerationError, match="cancelled"):
         client.generate(Request(text="x", sampling=ENDLESS, cancel_token=token))
     wait_idle(served)
+
+
+def test_ctrl_c_in_the_terminal_client_cancels_on_the_server(served):
+    wait_idle(served)
+    cancelled = metric(served, "deepseek_flash_cancelled_total")
+    command = ["ask", "Hello", "--raw", "--max-tokens", "1900"]
+    asking = subprocess.Popen(
+        [sys.executable, "-u", "-m", "clients.cli", "--url", served.grpc, *command],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert asking.stdout.read(1)  # it streams
+    asking.send_signal(signal.SIGINT)
+    _, errors = asking.communicate(timeout=30)
+    assert asking.returncode == 130
+    assert errors == b"cancelled\n"
+    wait_idle(served)
+    assert metric(served, "deepseek_flash_cancelled_total") == cancelled + 1
 
 
 def test_a_foreign_token_cancels_nothing(served):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from deepseek_flash import config, serve
-from deepseek_flash.launcher import environment
+from deepseek_flash.launcher import environment, keeper
 from deepseek_flash.launcher.environment import LaunchError, Triton, resolve_model, stub_environment
 from deepseek_flash.launcher.server import Endpoints, check_ports
 
@@ -27,7 +27,10 @@ def nothing_starts(monkeypatch):
         raise AssertionError("a process was started")
 
     monkeypatch.setattr(subprocess, "Popen", refuse)
-    monkeypatch.setattr(serve, "find_triton", lambda: Triton(Path("/nowhere/bin/triton"), None))
+    for module in (serve, keeper):
+        monkeypatch.setattr(
+            module, "find_triton", lambda: Triton(Path("/nowhere/bin/triton"), None)
+        )
     for name in list(os.environ):
         if name.startswith(config.PREFIX):
             monkeypatch.delenv(name)
@@ -134,7 +137,7 @@ def test_a_missing_triton(capsys, monkeypatch):
     def missing():
         raise LaunchError("tritonserver not found; run: make setup")
 
-    monkeypatch.setattr(serve, "find_triton", missing)
+    monkeypatch.setattr(keeper, "find_triton", missing)
     assert "make setup" in complaint(capsys)
 
 

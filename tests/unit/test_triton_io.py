@@ -22,7 +22,7 @@ from deepseek_flash.contract import (
     Returns,
     Sampling,
 )
-from deepseek_flash.triton_io import delta_response, error_response, seal, unseal
+from deepseek_flash.triton_io import check_numpy, delta_response, error_response, seal, unseal
 
 from tests.unit import pbtxt
 from tests.unit.fakes import make_plan
@@ -222,3 +222,25 @@ def test_errors(triton, error, code):
 def test_an_error_about_a_name_that_is_no_unicode_or_endless_can_be_told(triton):
     assert error_response(InvalidField("\ud800", "unknown")).error.message == b"\\ud800: unknown"
     assert len(error_response(InvalidField("x" * 10**6, "unknown")).error.message) < 2000
+
+
+# -- numpy -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("numpy", "stub", "fits"),
+    [
+        ("1.26.4", b"numpy.core.multiarray", True),
+        ("2.2.6", b"numpy.core.multiarray", False),
+        ("2.2.6", b"numpy.core.multiarray numpy._core.multiarray", True),
+    ],
+)
+def test_a_numpy_that_the_stub_was_not_built_for(tmp_path, monkeypatch, numpy, stub, fits):
+    program = tmp_path / "stub"
+    program.write_bytes(b"\x7fELF\0" + stub + b"\0")
+    monkeypatch.setattr("deepseek_flash.triton_io.np.__version__", numpy)
+    if fits:
+        check_numpy(program)
+    else:
+        with pytest.raises(RuntimeError, match=r"numpy 2\.2\.6 does not fit"):
+            check_numpy(program)
