@@ -153,6 +153,23 @@ def check_environment(environ: Mapping[str, str]) -> None:
             )
 
 
+def read_secret(environ: Mapping[str, str]) -> bytes | None:
+    """The key of the MACs between stages, where the environment has one.
+
+    Raises:
+        ConfigError: it is malformed, or too short to be one.
+    """
+    if SECRET not in environ:
+        return None
+    try:
+        key = bytes.fromhex(environ[SECRET])
+    except ValueError:
+        key = b""
+    if len(key) < 16:
+        raise ConfigError(f"{SECRET}: must be at least 32 hexadecimal digits")
+    return key
+
+
 def model_parameters(model_config: str) -> dict[str, str]:
     """The ``parameters`` of Triton's model configuration (JSON) as plain strings."""
     parameters = json.loads(model_config).get("parameters", {})

@@ -50,22 +50,19 @@ class Runtime:
         return self._facts_seen[1]
 
 
-def open_runtime(directory: str | None, secret: str | None) -> Runtime:
+def open_runtime(directory: str | None, secret: bytes | None) -> Runtime:
     """The runtime of this process's server.
 
     Args:
         directory: from the environment; None under a bare ``tritonserver``.
-        secret: hexadecimal, from the environment; None: made and kept in the directory.
+        secret: from the environment; None: made and kept in the directory.
     """
-    key = bytes.fromhex(secret) if secret else None
-    if key is not None and len(key) < 16:
-        raise ValueError("DEEPSEEK_FLASH_SECRET must be at least 32 hexadecimal digits")
     if directory:
-        return Runtime(Path(directory), key)
+        return Runtime(Path(directory), secret)
     base = Path(tempfile.gettempdir()) / f"deepseek-flash-{os.getuid()}"
     _make_private(base)
     _sweep(base)
-    return Runtime(base / _server_name(os.getppid()), key)
+    return Runtime(base / _server_name(os.getppid()), secret)
 
 
 def _make_private(path: Path) -> None:

@@ -13,11 +13,11 @@ from typing import Generic
 from deepseek_flash.config import (
     CONFIGS,
     RUNTIME_DIR,
-    SECRET,
     Config,
     effective,
     model_parameters,
     read_config,
+    read_secret,
 )
 from deepseek_flash.metrics import Recorder
 from deepseek_flash.runtime import Runtime, open_runtime
@@ -60,7 +60,7 @@ def open_stage(args: Mapping[str, str], config_type: type[Config]) -> Stage[Conf
     pb_utils.Logger.log_info(f"[deepseek_flash] {name}: {shown}")
     return Stage(
         config=config,
-        runtime=open_runtime(os.environ.get(RUNTIME_DIR), os.environ.get(SECRET)),
+        runtime=open_runtime(os.environ.get(RUNTIME_DIR), read_secret(os.environ)),
         recorder=recorder,
         model_json=_model_json(Path(args["model_repository"])),
     )

@@ -15,6 +15,7 @@ from deepseek_flash.config import (
     model_parameters,
     read_config,
     read_engine_args,
+    read_secret,
 )
 
 from tests.unit import pbtxt
@@ -226,3 +227,17 @@ def test_no_model_json(tmp_path):
 def test_a_bad_overlay(model_json, overlay):
     with pytest.raises(ConfigError, match=r"^DEEPSEEK_FLASH_ENGINE_ARGS: "):
         read_engine_args(model_json, {"DEEPSEEK_FLASH_ENGINE_ARGS": overlay})
+
+
+# -- the secret ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("secret", ["", "ab" * 15, "xy" * 16, "abc"])
+def test_a_short_or_malformed_secret_is_refused(secret):
+    with pytest.raises(ConfigError, match=r"^DEEPSEEK_FLASH_SECRET: "):
+        read_secret({"DEEPSEEK_FLASH_SECRET": secret})
+
+
+def test_a_secret():
+    assert read_secret({}) is None
+    assert read_secret({"DEEPSEEK_FLASH_SECRET": "ab" * 16}) == b"\xab" * 16

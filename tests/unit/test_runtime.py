@@ -86,14 +86,8 @@ def test_facts_are_read_again_when_there_are_new_ones(tmp_path):
 
 
 def test_the_launchers_directory_and_secret(tmp_path):
-    opened = open_runtime(str(tmp_path / "run"), "ab" * 16)
-    assert opened.path == tmp_path / "run" and opened.secret == b"\xab" * 16
-
-
-@pytest.mark.parametrize("secret", ["ab" * 15, "xy" * 16, "abc"])
-def test_a_short_or_malformed_secret_is_refused(tmp_path, secret):
-    with pytest.raises(ValueError):
-        open_runtime(str(tmp_path / "run"), secret)
+    opened = open_runtime(str(tmp_path / "run"), b"k" * 16)
+    assert opened.path == tmp_path / "run" and opened.secret == b"k" * 16
 
 
 def test_stages_of_a_bare_server_agree_on_a_directory(base):

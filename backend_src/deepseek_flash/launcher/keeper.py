@@ -72,6 +72,7 @@ class Launcher:
             )
         environ[config.RUNTIME_DIR] = str(self._directory / "runtime")
         environ.setdefault(config.SECRET, secrets.token_hex(32))
+        config.read_secret(environ)
         if arguments.model:
             environ[config.MODEL] = resolve_model(arguments.model)
         if arguments.engine_args:
@@ -126,8 +127,7 @@ class Launcher:
         shutil.rmtree(runtime, ignore_errors=True)  # nothing of an earlier server counts
         if self._log.exists():
             self._log.replace(self._log.with_suffix(".log.1"))  # why the last one ended
-        secret = bytes.fromhex(self._environ[config.SECRET])
-        self._runtime = Runtime(runtime, secret)
+        self._runtime = Runtime(runtime, config.read_secret(self._environ))
         self._server = Server(
             self._triton, self._repository, self._endpoints, self._environ, self._log
         )
