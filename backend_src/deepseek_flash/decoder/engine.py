@@ -106,7 +106,9 @@ def start_engine(args: dict[str, Any], environ: Mapping[str, str]) -> Engine:
     # vLLM's own loggers publish where nobody reads and cost every step; ours is enough.
     engine_args = AsyncEngineArgs(**{"disable_log_stats": True, **args})
     stats = EngineStats()
-    loop = asyncio.new_event_loop()
+    import uvloop
+
+    loop = uvloop.new_event_loop()
     threading.Thread(target=loop.run_forever, name="engine-loop", daemon=True).start()
 
     async def start() -> Engine:
