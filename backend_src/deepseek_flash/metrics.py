@@ -69,6 +69,11 @@ IN_FLIGHT = Metric(
     "deepseek_flash_in_flight", Kind.GAUGE, "Requests between admission and last response"
 )
 ENGINE_RUNS = Metric("deepseek_flash_engine_runs_total", Kind.COUNTER, "Generations started")
+HEARTBEAT = Metric(
+    "deepseek_flash_heartbeat_total",
+    Kind.COUNTER,
+    "Rounds of publishing metrics, by model; stands still when the model's process is dead",
+)
 CONFIG_INFO = Metric(
     "deepseek_flash_config_info", Kind.GAUGE, "The settings in force, one series a key; always 1"
 )
@@ -81,11 +86,12 @@ TOKENS_PER_SECOND = Metric(
     "avg_tokens_per_second", Kind.GAUGE, "Tokens generated per second over the last minute"
 )
 
-SCHEDULER_METRICS = (ERRORS, IN_FLIGHT, CONFIG_INFO)
-CACHE_METRICS = (ERRORS, CONFIG_INFO)
+SCHEDULER_METRICS = (ERRORS, IN_FLIGHT, CONFIG_INFO, HEARTBEAT)
+CACHE_METRICS = (ERRORS, CONFIG_INFO, HEARTBEAT)
 DECODER_METRICS = (
     FIRST_TOKEN, INTER_TOKEN, END_TO_END, PROMPT_TOKENS, GENERATION_TOKENS, SUCCESSES, RUNNING,
     WAITING, ERRORS, CANCELLED, ENGINE_RUNS, CONFIG_INFO, P95_FIRST_TOKEN, TOKENS_PER_SECOND,
+    HEARTBEAT,
 )  # fmt: skip
 
 Labels = tuple[tuple[str, str], ...]

@@ -35,6 +35,9 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--metrics-port", type=int, default=8002)
     parser.add_argument("--model-repository", default=str(REPOSITORY / "model_repository"))
     parser.add_argument("--start-timeout", type=float, default=1800.0, help="seconds")
+    parser.add_argument(
+        "--probe-interval", type=float, default=15.0, help="seconds between health inferences"
+    )
     parser.add_argument("--drain-timeout", type=float, default=3600.0, help="seconds")
     parser.add_argument(
         "--drain", action="store_true", help="let a running server finish and stop, and end"

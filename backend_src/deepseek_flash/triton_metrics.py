@@ -8,6 +8,7 @@ from typing import Any
 
 from deepseek_flash.metrics import (
     CONFIG_INFO,
+    HEARTBEAT,
     Kind,
     Metric,
     Recorder,
@@ -20,10 +21,11 @@ INTERVAL_SECONDS = 1.0
 
 
 class MetricsPublisher:
-    """One a process. ``before`` is called ahead of each round, to set gauges."""
+    """One a process, for its ``model``. ``before`` is called ahead of each round, for gauges."""
 
     def __init__(
         self,
+        model: str,
         recorder: Recorder,
         metrics: tuple[Metric, ...],
         before: Callable[[], None] = lambda: None,
@@ -31,6 +33,7 @@ class MetricsPublisher:
         import triton_python_backend_utils as pb_utils
 
         self._pb = pb_utils
+        self._labels = (("model", model),)
         self._recorder = recorder
         self._before = before
         self._families: dict[str, Any] = {}
@@ -66,6 +69,7 @@ class MetricsPublisher:
 
     def _publish(self) -> None:
         self._before()
+        self._recorder.count(HEARTBEAT, labels=self._labels)
         for series, value in self._recorder.take().items():
             if series.kind is Kind.GAUGE:
                 self._metric(series).set(value)

@@ -108,6 +108,23 @@ def wait_for(condition, seconds, what):
     raise AssertionError(f"not within {seconds} s: {what}")
 
 
+def settled(served, name, **labels):
+    """A metric of the decoder or scheduler once all that happened so far is in it."""
+    models = ("dspark_scheduler", "deepseek_decoder")
+
+    def rounds():
+        return [metric(served, "deepseek_flash_heartbeat_total", model=model) for model in models]
+
+    before = rounds()
+    wait_for(
+        # One round may have been on its way already.
+        lambda: all(now >= then + 2 for now, then in zip(rounds(), before, strict=True)),
+        15,
+        "two more rounds of metrics",
+    )
+    return metric(served, name, **labels)
+
+
 def wait_idle(served, seconds=30.0):
     """Wait until nothing is in flight, in our books and in the engine's."""
     names = ("deepseek_flash_in_flight", "vllm:num_requests_running", "vllm:num_requests_waiting")

@@ -14,7 +14,7 @@ from clients.grpc_client import GrpcClient
 from clients.http_client import HttpClient
 from clients.request import Answer, GenerationError, Request, new_cancel_token
 from loadtest.bench.served import ROOT
-from tests.integration.raw import Stream, generate, infer, metric, wait_for, wait_idle
+from tests.integration.raw import Stream, generate, infer, metric, settled, wait_for, wait_idle
 
 ENDLESS = {"temperature": 0, "max_tokens": 1900, "ignore_eos": True}
 
@@ -63,7 +63,7 @@ def test_cancel_that_overtakes_its_request(served):
 
 def test_ctrl_c_in_the_terminal_client_cancels_on_the_server(served):
     wait_idle(served)
-    cancelled = metric(served, "deepseek_flash_cancelled_total")
+    cancelled = settled(served, "deepseek_flash_cancelled_total")
     command = ["ask", "Hello", "--raw", "--max-tokens", "1900"]
     asking = subprocess.Popen(
         [sys.executable, "-u", "-m", "clients.cli", "--url", served.grpc, *command],
@@ -77,7 +77,7 @@ def test_ctrl_c_in_the_terminal_client_cancels_on_the_server(served):
     assert asking.returncode == 130
     assert errors == b"cancelled\n"
     wait_idle(served)
-    assert metric(served, "deepseek_flash_cancelled_total") == cancelled + 1
+    assert settled(served, "deepseek_flash_cancelled_total") == cancelled + 1
 
 
 def test_a_foreign_token_cancels_nothing(served):
@@ -148,7 +148,7 @@ def vanish_http(served):
 def test_two_hundred_clients_that_vanish(served):
     """An ensemble never learns that its client is gone: the deadline ends the request."""
     wait_idle(served)
-    runs = metric(served, "deepseek_flash_engine_runs_total")
+    runs = settled(served, "deepseek_flash_engine_runs_total")
     begin = time.monotonic()
     threads = [
         threading.Thread(target=(vanish_grpc, vanish_http)[i % 2], args=(served,), daemon=True)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.integration.raw import Stream, infer, wait_for, wait_idle
+from tests.integration.raw import Stream, infer, settled, wait_idle
 from tests.integration.raw import metric as read_metric
 
 
@@ -53,13 +53,9 @@ def test_a_plan_is_used_once(served):
 
 
 def test_metrics_of_the_design(served):
-    before = read_metric(served, "vllm:generation_tokens_total")
+    before = settled(served, "vllm:generation_tokens_total")
     infer(served.grpc, {"text_input": "x", "sampling_parameters": '{"max_tokens": 5}'})
-    wait_for(
-        lambda: read_metric(served, "vllm:generation_tokens_total") == before + 5,
-        5,
-        "five more tokens",
-    )
+    assert settled(served, "vllm:generation_tokens_total") == before + 5
     for name in ("time_to_first_token", "inter_token_latency", "e2e_request_latency"):
         assert read_metric(served, f"vllm:{name}_seconds_count") > 0
         assert read_metric(served, f"vllm:{name}_seconds_sum") > 0

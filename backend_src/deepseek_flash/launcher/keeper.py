@@ -28,7 +28,6 @@ from deepseek_flash.launcher.server import TERMINATE_SECONDS, Endpoints, Server,
 from deepseek_flash.runtime import Runtime
 
 WATCH_SECONDS = 1.0
-PROBE_EVERY_SECONDS = 15.0
 PROBE_TIMEOUT_SECONDS = 20.0
 FAILED_PROBES = 3
 RESTARTS, RESTART_WINDOW_SECONDS = 5, 600.0
@@ -58,6 +57,7 @@ class Launcher:
         self._triton = find_triton()
         self._start_seconds = arguments.start_timeout
         self._drain_seconds = arguments.drain_timeout
+        self._probe_seconds = arguments.probe_interval
         self._environ = self._environment(arguments)
         self._stop = threading.Event()
         self._drain = False
@@ -180,7 +180,7 @@ class Launcher:
             lost = stubs - self._server.stubs()
             if lost:
                 return f"a model's process died (pid {', '.join(map(str, sorted(lost)))})"
-            if time.monotonic() - probed < PROBE_EVERY_SECONDS:
+            if time.monotonic() - probed < self._probe_seconds:
                 continue
             self._server.note_shared_memory()
             health = check_health(self._url, PROBE_TIMEOUT_SECONDS)

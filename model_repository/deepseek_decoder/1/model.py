@@ -18,7 +18,7 @@ class TritonPythonModel:
         engine = start_engine(read_engine_args(stage.model_json, os.environ), os.environ)
         self._service = DecoderService(engine, stage.runtime, stage.recorder)
         self._metrics = MetricsPublisher(
-            stage.recorder, metrics.DECODER_METRICS, self._service.set_gauges
+            args["model_name"], stage.recorder, metrics.DECODER_METRICS, self._service.set_gauges
         )
 
     def execute(self, requests):

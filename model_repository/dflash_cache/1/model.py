@@ -14,7 +14,9 @@ class TritonPythonModel:
     def initialize(self, args):
         self._stage = open_stage(args, CacheConfig)
         self._cache = NullCache()
-        self._metrics = MetricsPublisher(self._stage.recorder, metrics.CACHE_METRICS)
+        self._metrics = MetricsPublisher(
+            args["model_name"], self._stage.recorder, metrics.CACHE_METRICS
+        )
 
     def execute(self, requests):
         return [self._answer(request) for request in requests]

@@ -39,6 +39,7 @@ class TritonPythonModel:
         runtime = stage.runtime
         self._planner = Planner(options, PromptEncoder(tokenizer), runtime.board, runtime.facts)
         self._metrics = MetricsPublisher(
+            args["model_name"],
             stage.recorder,
             metrics.SCHEDULER_METRICS,
             lambda: stage.recorder.gauge(metrics.IN_FLIGHT, runtime.board.in_flight),
