@@ -118,10 +118,9 @@ class AdmissionBoard:
     def release(self, slot: int, generation: int) -> None:
         if self._is(slot, generation, RUNNING):
             self._slots["state"][slot] = FREE
-            self.note_progress()
 
     def note_progress(self) -> None:
-        """The decoder did something for a request: the server is alive, however busy."""
+        """The engine worked. Not so the end of a request: a deadline ends one in a hung engine."""
         self._header["progress"] += 1
 
     # -- everybody ---------------------------------------------------------------------------
@@ -145,7 +144,7 @@ class AdmissionBoard:
 
     @property
     def progress(self) -> int:
-        """Rises with every response and every request that ends."""
+        """Rises while the engine works, however busy it is."""
         return int(self._header["progress"][0])
 
     def _is(self, slot: int, generation: int, state: int) -> bool:
