@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from enum import Enum
 from itertools import accumulate
 
+from deepseek_flash.contract import RequestError
+
 
 class Kind(Enum):
     COUNTER = "counter"
@@ -178,6 +180,12 @@ class Recorder:
         for histogram in histograms.values():
             changes.update(histogram.changes())
         return changes
+
+
+def count_error(recorder: Recorder, stage: str, error: Exception) -> None:
+    """Count a request that ``stage`` failed, under the error's own reason; others are internal."""
+    reason = error.reason if isinstance(error, RequestError) else RequestError.reason
+    recorder.count(ERRORS, labels=(("reason", reason), ("stage", stage)))
 
 
 class Rolling:

@@ -56,8 +56,7 @@ class DecoderService:
 
     def refuse(self, error: Exception, response_sender: Any) -> None:
         """Answer with an error."""
-        reason = error.reason if isinstance(error, RequestError) else RequestError.reason
-        self._recorder.count(metrics.ERRORS, labels=(("reason", reason), ("stage", "decoder")))
+        metrics.count_error(self._recorder, "decoder", error)
         TritonReply(self._sender, response_sender, Returns()).fail(error)
 
     def close(self) -> None:
@@ -82,9 +81,7 @@ class DecoderService:
         try:
             self._check(plan, lookup)
         except RequestError as error:
-            self._recorder.count(
-                metrics.ERRORS, labels=(("reason", error.reason), ("stage", "decoder"))
-            )
+            metrics.count_error(self._recorder, "decoder", error)
             reply.fail(error)
             return
         session = Session(

@@ -122,9 +122,8 @@ class Session:
         self._recorder.count(metrics.GENERATION_TOKENS, new_tokens)
         self._tokens.add(new_tokens, now)
 
-    def _fail(self, error: RequestError | Exception) -> None:
-        reason = error.reason if isinstance(error, RequestError) else RequestError.reason
-        self._recorder.count(metrics.ERRORS, labels=(("reason", reason), ("stage", "decoder")))
+    def _fail(self, error: Exception) -> None:
+        metrics.count_error(self._recorder, "decoder", error)
         self._reply.fail(error)
 
 

@@ -26,8 +26,7 @@ class TritonPythonModel:
         try:
             plan = read_sealed(request, "plan", (RequestPlan, CancelPlan), secret)
         except RequestError as error:
-            labels = (("reason", error.reason), ("stage", "cache"))
-            self._stage.recorder.count(metrics.ERRORS, labels=labels)
+            metrics.count_error(self._stage.recorder, "cache", error)
             return error_response(error)
         if isinstance(plan, RequestPlan):
             lookup = self._cache.lookup(plan)

@@ -55,16 +55,12 @@ class TritonPythonModel:
             sealed = seal(plan, self._stage.runtime.secret)
             return pb_utils.InferenceResponse(output_tensors=[sealed_tensor("plan", sealed)])
         except RequestError as error:
-            self._count(error.reason)
+            metrics.count_error(self._stage.recorder, "scheduler", error)
             return error_response(error)
         except Exception as error:  # ours to mend; the client must not hang
             self._planner.abandon(plan)
-            self._count(RequestError.reason)
+            metrics.count_error(self._stage.recorder, "scheduler", error)
             return error_response(internal_error("planning", error))
-
-    def _count(self, reason):
-        labels = (("reason", reason), ("stage", "scheduler"))
-        self._stage.recorder.count(metrics.ERRORS, labels=labels)
 
     def finalize(self):
         self._metrics.close()
