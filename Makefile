@@ -13,10 +13,11 @@ FLAGS        ?=
 VENV := .venv/bin/python
 PORTS := --http-port $(HTTP_PORT) --grpc-port $(GRPC_PORT) --metrics-port $(METRICS_PORT)
 GRPC_URL := $(HOST):$(GRPC_PORT)
+OPERATE := --host $(HOST) --http-port $(HTTP_PORT) --grpc-port $(GRPC_PORT)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-dev serve drain test unit integration lint type health config chat client \
-        env bench-overhead bench-parity clean
+        env dflash-stats dflash-flush bench-overhead bench-parity clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-16s %s\n", $$1, $$2}'
@@ -40,6 +41,13 @@ health: ## prove with one real token that the server on GRPC_PORT works
 
 config: ## the settings in force on the server, from its metrics
 	@$(VENV) -m clients.settings --url http://$(HOST):$(METRICS_PORT)
+
+dflash-stats: ## the live cache of the server on HTTP_PORT: entries, hits, bytes on the device
+	@$(VENV) -m deepseek_flash.operate stats $(OPERATE)
+
+dflash-flush: ## forget what the cache holds, or one tenant's with SALT="…"
+	@$(VENV) -m deepseek_flash.operate flush $(OPERATE) $(if $(SALT),--cache-salt "$$SALT")
+export SALT
 
 chat: ## a chat in the terminal; Ctrl-C cancels the running answer on the server
 	@$(VENV) -m clients.cli --url $(GRPC_URL) chat

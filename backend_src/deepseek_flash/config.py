@@ -94,6 +94,30 @@ class CacheConfig:
     dflash_fingerprint_bits: int = _setting(
         64, "width of the context fingerprint", choices=(32, 64)
     )
+    dflash_block_tokens: int = _setting(
+        256, "tokens of one entry; longer answers are chained", low=16, high=4096
+    )
+    dflash_ttl_seconds: int = _setting(
+        0,
+        "age at which an entry is no longer used, in seconds; 0 means none",
+        low=0,
+        high=2**31 - 1,
+    )
+    dflash_tenant_quota: int = _setting(
+        0, "most entries of one cache_salt; 0: a fair share once the cache is full",
+        low=0, high=1 << 20,
+    )  # fmt: skip
+    dflash_windows: str = _setting(
+        "semantic", "what ends a session's window: semantic or none", pattern=r"semantic|none"
+    )
+    dflash_semantic: str = _setting(
+        "auto",
+        "look for similar prompts with the prefix encoder: on, off, or auto (while it pays)",
+        pattern=r"auto|on|off",
+    )
+    dflash_encoder_window: int = _setting(
+        512, "last tokens of a prompt that the prefix encoder reads", low=16, high=8192
+    )
     device: str = _setting(
         "auto", "where the cache lives: auto, cpu or cuda:N", pattern=r"auto|cpu|cuda:\d+"
     )

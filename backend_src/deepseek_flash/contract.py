@@ -151,7 +151,18 @@ class CancelPlan:
 
 
 class LookupResult(StrEnum):
+    EXACT = "exact"  # this very context: replayed, whole or as a beginning
+    WINDOW = "window"  # the same turns after another history: drafts only
     MISS = "miss"
+    OFF = "off"  # no cache for this request: it runs alone, and its outcome is not told
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """What was generated after a context."""
+
+    token_ids: tuple[int, ...]
+    complete: bool  # the answer ends with these: the last is an end-of-sequence or stop token
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +172,60 @@ class Lookup:
     plan_id: str
     namespace: str
     result: LookupResult
+    replays: tuple[Continuation, ...] = ()  # EXACT: one a choice that the engine would make
+    drafts: tuple[int, ...] = ()  # WINDOW: never more than a guess
+    ask_neighbours: bool = False  # worth a NeighboursQuery once the first token is out
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a generation ended, told to ``dflash_cache`` afterwards.
+
+    Only of one that ended by end of sequence, stop token, length or stop string.
+    """
+
+    plan: RequestPlan
+    continuations: tuple[Continuation, ...]  # one a choice that the engine made
+    drafts_accepted: bool = False  # of this request: its entry has proved its worth
+    seconds_saved: float | None = None  # by references; None where the request had none
+
+
+@dataclass(frozen=True, slots=True)
+class NeighboursQuery:
+    """Asks ``dflash_cache`` for continuations of similar prompts."""
+
+    plan: RequestPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """The continuation of a similar prompt of the same tenant: never more than a guess."""
+
+    token_ids: tuple[int, ...]
+    similarity: float  # cosine of the standardised states, -1 to 1
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbours:
+    """The answer to a NeighboursQuery, the most similar first."""
+
+    plan_id: str
+    references: tuple[Reference, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CacheOrder:
+    """An operator's order, sent by the launcher straight to ``dflash_cache``."""
+
+    action: str  # "flush" or "stats"
+    cache_salt: str | None = None  # flush: of this tenant only; None: everything
+
+
+@dataclass(frozen=True, slots=True)
+class CacheReport:
+    """What ``dflash_cache`` answers to an Outcome or an order."""
+
+    text: str  # "recorded" or "dropped"; flush: how many entries went; stats: a JSON object
 
 
 @dataclass(frozen=True, slots=True)

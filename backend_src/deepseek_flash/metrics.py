@@ -70,6 +70,27 @@ CANCELLED = Metric(
 IN_FLIGHT = Metric(
     "deepseek_flash_in_flight", Kind.GAUGE, "Requests between admission and last response"
 )
+PATH_TOKENS = Metric(
+    "dspark_tokens_total", Kind.COUNTER, "Tokens by the path that made them; each counted once"
+)
+REPLAYS = Metric(
+    "deepseek_flash_replays_total",
+    Kind.COUNTER,
+    "Exact hits by what they were good for: whole, beginning, nothing",
+)
+COALESCED = Metric(
+    "deepseek_flash_coalesced_total",
+    Kind.COUNTER,
+    "Requests answered by the run of an identical one",
+)
+REFERENCES = Metric(
+    "dflash_references_total", Kind.COUNTER, "Continuations of similar prompts, as the cache gave"
+)
+FEEDBACK_DROPPED = Metric(
+    "dflash_feedback_dropped_total",
+    Kind.COUNTER,
+    "Outcomes and questions that did not reach the cache, by reason",
+)
 ENGINE_RUNS = Metric("deepseek_flash_engine_runs_total", Kind.COUNTER, "Generations started")
 HEARTBEAT = Metric(
     "deepseek_flash_heartbeat_total",
@@ -80,7 +101,46 @@ CONFIG_INFO = Metric(
     "deepseek_flash_config_info", Kind.GAUGE, "The settings in force, one series a key; always 1"
 )
 
+# -- the cache's -----------------------------------------------------------------------------
+
+LOOKUPS = Metric(
+    "dflash_lookups_total",
+    Kind.COUNTER,
+    "Lookups by result; 'semantic' counts those misses for which similar prompts were found",
+)
+LOOKUP_SECONDS = Metric(
+    "dflash_lookup_seconds", Kind.HISTOGRAM, "Seconds of a lookup, inside the cache",
+    (0.00005, 0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.05),
+)  # fmt: skip
+ENTRIES = Metric("dflash_entries", Kind.GAUGE, "Entries in the cache")
+DEVICE_BYTES = Metric("dflash_device_bytes", Kind.GAUGE, "Bytes of the cache on its device")
+OFFERS = Metric(
+    "dflash_offers_total",
+    Kind.COUNTER,
+    "Blocks offered to the cache by result: stored, extended, known, diverged, collided",
+)
+EVICTIONS = Metric("dflash_evictions_total", Kind.COUNTER, "Entries that went, by reason")
+COLLISIONS = Metric("dflash_collisions_total", Kind.COUNTER, "Entries that their MAC did not prove")
+UPDATES_DROPPED = Metric(
+    "dflash_updates_dropped_total", Kind.COUNTER, "Updates and questions that found no place"
+)
+ENCODER_ACTIVE = Metric(
+    "dflash_encoder_active", Kind.GAUGE, "1 while similar prompts are looked for"
+)
+ENCODER_SECONDS = Metric(
+    "dflash_encoder_seconds", Kind.HISTOGRAM, "Seconds of a run of the prefix encoder",
+    (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0),
+)  # fmt: skip
+REFERENCE_TOKENS = Metric(
+    "dflash_reference_tokens_total",
+    Kind.COUNTER,
+    "Answers that had references, their tokens, and those guessed at all and rightly",
+)
+
 # The source document's rolling gauges.
+HIT_RATE = Metric(
+    "dflash_hit_rate", Kind.GAUGE, "Exact and window hits among the last minute's lookups"
+)
 P95_FIRST_TOKEN = Metric(
     "p95_first_token_latency", Kind.GAUGE, "95th percentile of the last minute, seconds"
 )
@@ -89,11 +149,15 @@ TOKENS_PER_SECOND = Metric(
 )
 
 SCHEDULER_METRICS = (ERRORS, IN_FLIGHT, CONFIG_INFO, HEARTBEAT)
-CACHE_METRICS = (ERRORS, CONFIG_INFO, HEARTBEAT)
+CACHE_METRICS = (
+    ERRORS, CONFIG_INFO, HEARTBEAT, LOOKUPS, LOOKUP_SECONDS, ENTRIES, DEVICE_BYTES, OFFERS,
+    EVICTIONS, COLLISIONS, UPDATES_DROPPED, ENCODER_ACTIVE, ENCODER_SECONDS, REFERENCE_TOKENS,
+    HIT_RATE,
+)  # fmt: skip
 DECODER_METRICS = (
     FIRST_TOKEN, INTER_TOKEN, END_TO_END, PROMPT_TOKENS, GENERATION_TOKENS, SUCCESSES, RUNNING,
     WAITING, ERRORS, CANCELLED, ENGINE_RUNS, CONFIG_INFO, P95_FIRST_TOKEN, TOKENS_PER_SECOND,
-    HEARTBEAT,
+    HEARTBEAT, PATH_TOKENS, REPLAYS, COALESCED, REFERENCES, FEEDBACK_DROPPED,
 )  # fmt: skip
 
 Labels = tuple[tuple[str, str], ...]

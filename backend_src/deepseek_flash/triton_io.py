@@ -10,13 +10,15 @@ import hashlib
 import hmac
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from deepseek_flash.contract import (
+    CacheOrder,
+    CacheReport,
     Cancelled,
     CancelPlan,
     ClientRequest,
@@ -25,6 +27,9 @@ from deepseek_flash.contract import (
     Expired,
     InvalidField,
     Lookup,
+    Neighbours,
+    NeighboursQuery,
+    Outcome,
     Refused,
     RequestPlan,
     Returns,
@@ -38,18 +43,29 @@ else:
     except ImportError:  # outside a stub (unit tests, clients) only seal and unseal are used
         pb_utils = None
 
+CACHE = "dflash_cache"  # the model's name in the repository
 LONGEST_MESSAGE = 1000  # characters of an error
 
 _MAC_BYTES = 32
 _ENCODER = msgspec.msgpack.Encoder()
 
-Value = TypeVar("Value", RequestPlan, CancelPlan, Lookup, Control)
+Sealable = (
+    RequestPlan
+    | CancelPlan
+    | Lookup
+    | Control
+    | Outcome
+    | NeighboursQuery
+    | Neighbours
+    | CacheOrder
+    | CacheReport
+)
 
 
 # -- between our stages ----------------------------------------------------------------------
 
 
-def seal(value: RequestPlan | CancelPlan | Lookup | Control, secret: bytes) -> bytes:
+def seal(value: Sealable, secret: bytes) -> bytes:
     """``value`` as bytes that ``unseal`` accepts under the same secret and type."""
     payload = _ENCODER.encode(value)
     return _mac(type(value).__name__, payload, secret) + payload
@@ -89,6 +105,44 @@ def has_input(request: Any, name: str) -> bool:
 
 def sealed_tensor(name: str, sealed: bytes) -> Any:
     return pb_utils.Tensor(name, np.array([sealed], dtype=np.object_))
+
+
+class SealedReply:
+    """The one response of a stage that answers later, or from another thread."""
+
+    def __init__(self, response_sender: Any, secret: bytes) -> None:
+        self._sender = response_sender
+        self._secret = secret
+
+    def send(self, value: Lookup | Neighbours | CacheReport | Exception) -> None:
+        if isinstance(value, Exception):
+            response = error_response(value)
+        else:
+            name = "lookup" if isinstance(value, Lookup) else "reply"
+            tensor = sealed_tensor(name, seal(value, self._secret))
+            response = pb_utils.InferenceResponse(output_tensors=[tensor])
+        self._sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+
+def call_cache(
+    message: Outcome | NeighboursQuery | CacheOrder, secret: bytes
+) -> Neighbours | CacheReport:
+    """Send a message to ``dflash_cache`` from another stage, and wait for the answer.
+
+    Raises:
+        RuntimeError: the cache refused it, or is not there.
+    """
+    request = pb_utils.InferenceRequest(
+        model_name=CACHE,
+        requested_output_names=["reply"],
+        inputs=[sealed_tensor("message", seal(message, secret))],
+    )
+    response = request.exec()
+    if response.has_error():
+        raise RuntimeError(response.error().message())
+    reply = pb_utils.get_output_tensor_by_name(response, "reply").as_numpy().ravel()[0]
+    answer: Neighbours | CacheReport = unseal("reply", reply, (Neighbours, CacheReport), secret)
+    return answer
 
 
 # -- what clients send -----------------------------------------------------------------------

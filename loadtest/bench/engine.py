@@ -60,8 +60,8 @@ class PlainEngine:
         text = ""
         async for output in self._engine.generate(plan):
             first = first or time.perf_counter() - begin
-            ids.extend(output.outputs[0].token_ids)
-            text += output.outputs[0].text
+            ids.extend(output.pieces[0].token_ids)
+            text += output.pieces[0].text
         return Run(tuple(ids), text, first, time.perf_counter() - begin)
 
 

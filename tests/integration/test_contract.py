@@ -159,7 +159,7 @@ def test_seeded_sampling_repeats(served):
 
 def test_messages_are_rendered_with_the_template(served, reference):
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "你好"}]
-    ids = reference.encoder.from_messages(json.dumps(messages), 2048)
+    ids = reference.encoder.from_messages(json.dumps(messages), 2048).ids
     client = GrpcClient(served.grpc)
     by_messages = client.generate(Request(messages=messages, sampling=GREEDY))
     by_ids = client.generate(Request(input_ids=ids, sampling=GREEDY, turn_starts=[0, 3]))

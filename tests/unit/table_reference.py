@@ -1,5 +1,6 @@
 """What ``Table`` must equal: dictionaries and lists, written for reading only."""
 
+from collections import Counter
 from dataclasses import replace
 
 from deepseek_flash.dflash.entry import SHARED, Eviction, Offer, Segment
@@ -28,17 +29,33 @@ class ReferenceTable:
         offer, evicted = self.judge(entry), None
         if offer is Offer.STORED:
             evicted = self.make_room(entry.tenant)
-            self.entries[entry.fingerprint] = entry
+            self.write(entry)
             self.place(entry.fingerprint, Segment.PROBATION)
         elif offer is Offer.EXTENDED:
             window = self.entries[entry.fingerprint].window
-            self.entries[entry.fingerprint] = replace(entry, window=window)
+            self.write(replace(entry, window=window))
         self.offers[offer] += 1
         if offer in (Offer.STORED, Offer.EXTENDED, Offer.KNOWN):
             self.touch(entry.fingerprint, entry.window)
             if protected:
                 self.promote(entry.fingerprint)
         return evicted
+
+    def write(self, entry):
+        before = entry.window_key and self.find_window(entry.window_key.fingerprint)
+        if before is not None:
+            self.entries[before] = replace(self.entries[before], window_key=None)
+        self.entries[entry.fingerprint] = entry
+
+    def find_window(self, window_fingerprint):
+        """The fingerprint of the one entry with this window key, or None."""
+        found = [
+            fingerprint
+            for fingerprint, entry in self.entries.items()
+            if entry.window_key and entry.window_key.fingerprint == window_fingerprint
+        ]
+        assert len(found) < 2
+        return found[0] if found else None
 
     def judge(self, entry):
         stored = self.entries.get(entry.fingerprint)
@@ -63,7 +80,13 @@ class ReferenceTable:
         elif len(candidates) < self.capacity:
             return None
         else:
-            segment, victim = candidates[0]
+            held = Counter(entry.tenant for entry in self.entries.values())
+            share = max(1, self.capacity // len({*held, tenant}))
+            if held[tenant] >= share:
+                yielding = own
+            else:
+                yielding = [(s, f) for s, f in candidates if held[self.entries[f].tenant] > share]
+            segment, victim = (yielding or candidates)[0]
             reason = Eviction.WINDOW if segment is Segment.CLOSED else Eviction.CAPACITY
         self.remove(victim, reason)
         return reason

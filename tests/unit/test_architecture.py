@@ -104,6 +104,7 @@ def test_only_config_knows_the_names_in_the_environment(file):
     hands_on = {
         "stage.py",
         "serve.py",
+        "operate.py",
         "launcher/keeper.py",
         "decoder/engine.py",
     }  # the last one sets vLLM's own

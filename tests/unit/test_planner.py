@@ -11,7 +11,7 @@ from deepseek_flash.contract import (
 )
 from deepseek_flash.dspark.planner import sampling_fields
 
-from tests.unit.fakes import BOS, CONTEXT, FACTS, VOCABULARY, characters, shown
+from tests.unit.fakes import BOS, CONTEXT, FACTS, SPECIAL, VOCABULARY, characters, shown
 from tests.unit.planner_bench import NOW, PlannerBench
 
 
@@ -127,8 +127,24 @@ def test_turn_starts(bench, starts):
     assert bench.plan(input_ids=[7, 8, 9], turn_starts=starts).turn_starts == tuple(starts)
 
 
-def test_turn_starts_go_with_ids_only(bench):
-    assert bench.refusal(text_input=b"abc", turn_starts=[0]).startswith("turn_starts: ")
+@pytest.mark.parametrize("source", ["text_input", "messages"])
+@pytest.mark.parametrize("starts", [[], [0]])
+def test_turn_starts_go_with_ids_only(bench, source, starts):
+    message = bench.refusal(**{source: SOURCES[source]}, turn_starts=starts)
+    assert message == "turn_starts: goes with input_ids only"
+
+
+def test_turn_starts_of_messages_are_found(bench):
+    turns = [("system", "s"), ("user", "a"), ("assistant", "b"), ("user", "c")]
+    messages = json.dumps([{"role": role, "content": content} for role, content in turns])
+    plan = bench.plan(messages=messages.encode())
+    assert plan.turn_starts == (3, 7)
+    assert {plan.prompt_token_ids[start] for start in plan.turn_starts} == {SPECIAL["<|user|>"]}
+
+
+@pytest.mark.parametrize("source", ["text_input", "input_ids"])
+def test_without_messages_there_are_no_turn_starts_but_the_clients(bench, source):
+    assert bench.plan(**{source: SOURCES[source]}).turn_starts == ()
 
 
 # -- sampling parameters ---------------------------------------------------------------------

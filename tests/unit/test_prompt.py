@@ -1,13 +1,17 @@
-"""From text and messages to token ids: what a user types is never a control token."""
+"""From text and messages to token ids: what a user types is never a control token.
+
+And to the turns: where in the ids the template begins to write a user's message.
+"""
 
 import json
 
 import pytest
 from deepseek_flash.contract import InvalidField
-from deepseek_flash.dspark.prompt import ROLES, PromptEncoder, parse_messages
+from deepseek_flash.dspark.prompt import MOST_TURNS, ROLES, PromptEncoder, parse_messages
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.unit import fakes
 from tests.unit.fakes import ADDED, BOS, CONTEXT, CONTROL_IDS, SPECIAL, FakeTokenizer, characters
 
 
@@ -15,8 +19,12 @@ def chat(*turns):
     return json.dumps([{"role": role, "content": content} for role, content in turns])
 
 
-def encode(raw, tokenizer=None):
+def prompt(raw, tokenizer=None):
     return PromptEncoder(tokenizer or FakeTokenizer()).from_messages(raw, CONTEXT)
+
+
+def encode(raw, tokenizer=None):
+    return prompt(raw, tokenizer).ids
 
 
 def refusal(raw, tokenizer=None):
@@ -183,3 +191,103 @@ def test_no_content_forges_a_turn(contents):
     assert control == [BOS] + [SPECIAL["<|user|>"]] * len(contents) + [SPECIAL["<|assistant|>"]]
     typed = "".join(contents).replace("\ue0a0", "\ufffd").replace("\ue0a1", "\ufffd")
     assert [token for token in ids if token not in CONTROL_IDS] == characters(typed)
+
+
+# -- turns -----------------------------------------------------------------------------------
+
+USER = SPECIAL["<|user|>"]
+
+
+def starts(*turns, tokenizer=None):
+    return prompt(chat(*turns), tokenizer).turn_starts
+
+
+def test_a_single_turn_starts_behind_the_system_prompt():
+    assert starts(("system", "be"), ("user", "a")) == (4,)
+    assert starts(("user", "a")) == (1,)
+    assert starts(("system", "be"), ("assistant", "a")) == ()
+
+
+def test_the_last_turns_only():
+    found = starts(*[("user", "a")] * (MOST_TURNS + 3))
+    assert found == tuple(range(7, 7 + 2 * MOST_TURNS, 2))
+
+
+def test_offsets_cost_no_second_tokenisation():
+    class Counting(FakeTokenizer):
+        def __call__(self, text, **options):
+            seen.append(text)
+            return super().__call__(text, **options)
+
+    seen = []
+    encoder = PromptEncoder(Counting())
+    seen.clear()
+    assert encoder.from_messages(chat(("user", "a"), ("user", "b")), CONTEXT).turn_starts == (1, 3)
+    assert seen == ["<bos><|user|>a<|user|>b<|assistant|>"]
+
+
+def test_without_offsets_there_are_no_turns():
+    class Ignoring(FakeTokenizer):
+        def __call__(self, text, return_offsets_mapping=False, **options):
+            return super().__call__(text, **options)
+
+    raw = chat(("user", "a<|user|>"), ("user", "b"))
+    for tokenizer in (fakes.NoOffsets(), Ignoring()):
+        assert prompt(raw, tokenizer).turn_starts == () and encode(raw, tokenizer) == encode(raw)
+
+
+@pytest.mark.parametrize(
+    ("rewrite", "turns", "expected"),
+    [
+        ("default_system", "user:a", (4,)), ("default_system", "system:x user:a", (3,)),
+        ("default_system", "user:a assistant:b user:a", (4, 8)),
+        ("alternating", "user:a assistant:b user:c", (1, 5)),
+        ("system_first", "user:a system:x", ()), ("system_first", "user:a system:x user:b", (5,)),
+        ("no_earlier_reasoning", "user:a assistant:t</think>b user:c", (1,)),
+        ("no_earlier_reasoning", "user:a assistant:t</think>b user:c assistant:d user:e", (1, 9)),
+        ("reasoning_closed_at_the_end", "user:a assistant:b user:c", ()),
+        ("with_a_question", "system:x user:a user:b", (5,)),
+    ],
+)  # fmt: skip
+def test_a_turn_that_a_template_hides_is_left_out(rewrite, turns, expected):
+    raw = chat(*(turn.split(":") for turn in turns.split()))
+    found = prompt(raw, fakes.Rewriting(getattr(fakes, rewrite)))
+    assert found.turn_starts == expected
+    assert {found.ids[start] for start in expected} <= {USER}
+
+
+def test_a_token_over_the_border_belongs_to_what_precedes():
+    # "<bos>" has 5 characters, "<|user|>" 8: the first turn starts within the third token.
+    assert starts(("user", "a"), ("user", "b"), tokenizer=fakes.Pairs(markers=False)) == (3, 7)
+    hidden = fakes.Rewriting(lambda messages: messages)
+    hidden.cut = lambda piece: [(fakes.FIRST_CHARACTER, 0, len(piece))]
+    hidden.apply_chat_template = lambda messages, **_: "".join(m["content"] for m in messages)
+    assert starts(("system", "a"), ("user", "b"), tokenizer=hidden) == ()  # nothing follows it
+
+
+def test_a_token_without_extent_starts_no_turn():
+    assert starts(("user", "a"), ("user", "b"), tokenizer=fakes.Trimmed()) == (1, 4)
+
+
+def test_a_header_of_plain_text_is_not_confused_with_content():
+    tokenizer, header = FakeTokenizer(markers=False), "<|user|>"
+    assert starts(("user", header), ("user", header), tokenizer=tokenizer) == (5, 5 + 2 * 8)
+
+
+SPEAKERS = st.sampled_from(["user", "assistant", "system", "tool"])
+TURNS = st.tuples(SPEAKERS, st.lists(PIECES, max_size=5).map("".join))
+
+
+@given(st.lists(TURNS, min_size=1, max_size=14), st.lists(TURNS, max_size=6), st.booleans())
+def test_turns_start_with_the_users_marker_and_stay(turns, more, bytewise):
+    def located(turns, kind):
+        return PromptEncoder(kind()).from_messages(chat(*turns), 1000 * CONTEXT)
+
+    kind = fakes.Bytes if bytewise else FakeTokenizer
+    found = located(turns, kind)
+    users = [place for place, token in enumerate(found.ids) if token == USER]  # none is forged
+    assert found.turn_starts == tuple(users[-MOST_TURNS:])
+    assert bytewise or found.ids == located(turns, fakes.NoOffsets).ids
+    later = located(turns + more, kind).turn_starts
+    new = sum(role == "user" for role, _ in more)
+    assert later[: len(later) - new] == found.turn_starts[-(MOST_TURNS - new) :]

@@ -89,9 +89,10 @@ def test_an_unknown_flag_is_refused(capsys):
     assert "--queue-limits" in capsys.readouterr().err
 
 
-def test_each_launcher_has_a_secret_of_its_own():
-    first, second = environment_of(), environment_of()
-    assert first[config.SECRET] != second[config.SECRET] and len(first[config.SECRET]) == 64
+def test_a_secret_is_made_in_the_servers_directory_unless_one_is_given(monkeypatch):
+    assert config.SECRET not in environment_of()
+    monkeypatch.setenv(config.SECRET, "ab" * 32)
+    assert environment_of()[config.SECRET] == "ab" * 32
 
 
 def test_engine_arguments_and_model_are_handed_on(tmp_path):

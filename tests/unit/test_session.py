@@ -7,6 +7,7 @@ import pytest
 from deepseek_flash import metrics
 from deepseek_flash.contract import Cancelled, Expired, InvalidField, Sampling
 from deepseek_flash.decoder import session as session_module
+from deepseek_flash.decoder.output import Output, Piece
 from deepseek_flash.decoder.session import Session
 from deepseek_flash.metrics import Recorder, Rolling
 from hypothesis import given
@@ -25,12 +26,8 @@ def no_vllm(monkeypatch):
 
 
 def part(text="x", ids=(5,), reason=None, index=0, finished=False, total=None, logprobs=None):
-    """vLLM's RequestOutput of one choice."""
-    choice = SimpleNamespace(
-        index=index, text=text, token_ids=list(ids), finish_reason=reason,
-        cumulative_logprob=total, logprobs=logprobs,
-    )  # fmt: skip
-    return SimpleNamespace(outputs=[choice], finished=finished)
+    piece = Piece(index, text, ids, reason, cumulative_logprob=total, logprobs=logprobs)
+    return Output((piece,), finished)
 
 
 def last(text="end", reason="stop", **changes):
@@ -145,7 +142,7 @@ def test_books_of_an_answer():
     run = Run(part(ids=(1,)), part(ids=(2, 3)), last("", ids=()))
     assert run.counts["vllm:prompt_tokens_total",] == 3
     assert run.counts["vllm:generation_tokens_total",] == 3
-    assert run.counts["deepseek_flash_engine_runs_total",] == 1
+    assert run.counts["dspark_tokens_total", "slow"] == 3
     assert run.counts["vllm:request_success_total", "stop"] == 1
     assert run.counts["vllm:time_to_first_token_seconds_count",] == 1
     assert run.counts["vllm:inter_token_latency_seconds_count",] == 2

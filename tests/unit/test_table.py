@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from deepseek_flash.dflash.entry import SHARED, Entry, Eviction, Offer, Segment
+from deepseek_flash.dflash.entry import SHARED, Entry, Eviction, Offer, Segment, WindowKey
 from deepseek_flash.dflash.table import Table
 
 CUDA = torch.cuda.is_available()
@@ -51,13 +51,15 @@ def test_what_goes_in_comes_out(make):
     given = entry(
         -(2**63), tokens=(0, 2**31 - 1, 3), complete=True, tenant=2**63 - 1, window=9,
         mac=(-1, 2**63 - 1), confidence=(0.25, 0.5), created=1e9 + 1 / 3,
+        window_key=WindowKey(2**63 - 1, (-(2**63), 0)),
     )  # fmt: skip
     assert table.insert(given, torch.tensor([1.0, 2.0, 3.0])) is None
     row = row_of(table, given.fingerprint)
-    assert table.read(row) == given
+    assert table.read(row) == given and table.find_window(2**63 - 1) == row
     assert table.hidden[row].tolist() == [1.0, 2.0, 3.0]
     table.remove(row)
     assert table.find(given.fingerprint) is None and table.read(row) is None
+    assert table.find_window(2**63 - 1) is None
     assert not any(tensor.any() for tensor in table.tensors)
 
 
@@ -67,7 +69,10 @@ def test_the_state_may_be_narrow_or_absent(make, dtype, hidden_size):
     table = make(hidden_size=hidden_size, hidden_dtype=dtype)
     table.insert(entry(1), torch.ones(hidden_size))
     assert table.hidden.dtype == dtype and table.hidden.sum() == hidden_size
-    table.insert(entry(1, tokens=(1, 2, 3)))  # the old state is not the longer entry's
+    table.insert(entry(1, tokens=(1, 2, 3)))  # of the same context: its state is known already
+    assert table.hidden.sum() == hidden_size
+    table.remove(row_of(table, 1))
+    table.insert(entry(2))
     assert table.hidden.sum() == 0
 
 
@@ -80,9 +85,11 @@ def test_every_device_does_the_same(device):
     source = random.Random(3)
     for step in range(200):
         fingerprint, length = source.randrange(12), source.randint(1, 8)
+        key = WindowKey(step % 5 - 2, (step, -step)) if step % 3 else None
         offered = entry(
-            fingerprint, (fingerprint,) * length, length > 6, window=step // 50, created=step / 3
-        )
+            fingerprint, (fingerprint,) * length, length > 6, window=step // 50, created=step / 3,
+            window_key=key,
+        )  # fmt: skip
         hidden, action, gone = torch.rand(3), source.randrange(4), step % 67 == 66
         for table in tables:
             table.insert(offered, hidden, protected=action == 1)
@@ -93,6 +100,7 @@ def test_every_device_does_the_same(device):
                 table.expire(step / 3, 15.0)
     one, other = tables
     assert all(torch.equal(a, b.cpu()) for a, b in zip(one.tensors, other.tensors))
+    assert one.window_key[:, 0].any()
     assert one.offers == other.offers and one.evictions == other.evictions
     assert len(one) and all(one.evictions[reason] for reason in ("capacity", "window", "ttl"))
     other.check_integrity()
@@ -100,23 +108,24 @@ def test_every_device_does_the_same(device):
 
 def test_bytes_are_what_the_design_says(make):
     table = make(1536, block=256, hidden_size=576)
-    assert table.bytes_on_device == 1536 * (9 * 8 + 256 * 4 + 576 * 4 + 2 * 4 + 8)
+    assert table.bytes_on_device == 1536 * (13 * 8 + 256 * 4 + 576 * 4 + 2 * 4 + 8)
 
 
 def test_nothing_is_allocated_after_construction(make, device):
     table = make(8)
     before = [tensor.data_ptr() for tensor in table.tensors]
     views = [table.fingerprint, table.mac, table.tenant, table.length, table.complete,
-             table.window, table.last_use, table.segment]  # fmt: skip
+             table.window, table.last_use, table.segment, table.window_key]  # fmt: skip
     held = torch.cuda.memory_allocated() if device == "cuda" else 0
     hidden = torch.ones(3)
     for step in range(100):
-        table.insert(entry(step % 13, tokens=(1,) * (1 + step % 8)), hidden)
+        key = WindowKey(step % 3, (step, 1))
+        table.insert(entry(step % 13, tokens=(1,) * (1 + step % 8), window_key=key), hidden)
         table.promote(row_of(table, step % 13))
         table.close_window(0)
     table.expire(1.0, 0.0)
     assert [tensor.data_ptr() for tensor in table.tensors] == before
-    assert all(view.data_ptr() - before[0] < 9 * 8 for view in views)
+    assert all(view.data_ptr() - before[0] < 13 * 8 for view in views)
     assert device == "cpu" or torch.cuda.memory_allocated() == held
 
 
@@ -160,6 +169,8 @@ def test_a_collision_is_counted_and_keeps_the_first(make, change):
     [
         entry(1, tokens=(1,) * 9), entry(1, tokens=()), entry(1, tokens=(2**31,)),
         entry(2**63), entry(1, mac=(2**63, 0)), entry(1, window=SHARED),
+        entry(1, window_key=WindowKey(2**63, (0, 0))),
+        entry(1, window_key=WindowKey(0, (0, -(2**63) - 1))),
     ],
 )  # fmt: skip
 def test_a_bad_entry_changes_nothing(make, bad):
@@ -170,6 +181,58 @@ def test_a_bad_entry_changes_nothing(make, bad):
     with pytest.raises(ValueError, match="hidden"):
         table.insert(entry(6), torch.ones(4))
     assert stored(table) == {5} and table.offers == {Offer.STORED: 1}
+
+
+KEY = WindowKey(0, (3, 4))  # 0 is a fingerprint like any other
+
+
+def test_the_last_written_takes_a_windows_fingerprint_for_good(make):
+    table = make()
+    table.insert(entry(1, window_key=KEY))
+    assert table.find_window(0) == row_of(table, 1) and table.find_window(1) is None
+    table.insert(entry(2, window_key=replace(KEY, mac=(5, 6))))
+    assert table.find_window(0) == row_of(table, 2)
+    assert table.read(row_of(table, 1)) == entry(1)
+    table.check_integrity()
+    table.insert(entry(1, window_key=KEY))  # known: writes nothing, so it takes nothing back
+    assert table.find_window(0) == row_of(table, 2)
+    table.remove(row_of(table, 2))
+    assert table.find_window(0) is None and stored(table) == {1}
+    table.insert(entry(3, window_key=KEY))
+    table.insert(entry(1, tokens=(1, 2, 3), window_key=KEY))
+    assert table.find_window(0) == row_of(table, 1) and stored(table) == {1, 3}
+    assert table.read(row_of(table, 3)) == entry(3)
+
+
+@pytest.mark.parametrize("key", [None, KEY, WindowKey(0, (5, 6)), WindowKey(9, (3, 4))])
+def test_an_extension_brings_its_own_window_key(make, key):
+    table = make()
+    table.insert(entry(1, window_key=KEY))
+    longer = entry(1, tokens=(1, 2, 3), window_key=key)
+    table.insert(longer)  # KEY's MAC is over the shorter continuation
+    row = row_of(table, 1)
+    assert table.read(row) == longer
+    for fingerprint in (0, 9):
+        found = key is not None and key.fingerprint == fingerprint
+        assert table.find_window(fingerprint) == (row if found else None)
+    table.check_integrity()
+
+
+@pytest.mark.parametrize("stored_key", [None, KEY])
+@pytest.mark.parametrize(
+    ("change", "offer"),
+    [({}, Offer.KNOWN), ({"tokens": (1,)}, Offer.KNOWN), ({"tokens": (2,)}, Offer.DIVERGED),
+     ({"mac": (0, 0)}, Offer.COLLIDED), ({"tenant": 8}, Offer.COLLIDED)],
+)  # fmt: skip
+def test_what_is_not_written_leaves_the_window_key(make, stored_key, change, offer):
+    table = make()
+    table.insert(entry(1, window_key=stored_key))
+    table.insert(replace(entry(1, window_key=WindowKey(9, (5, 6))), **change))
+    assert table.offers == {Offer.STORED: 1, offer: 1}
+    row = row_of(table, 1)
+    assert table.read(row) == entry(1, window_key=stored_key)
+    assert table.find_window(0) == (row if stored_key else None) and table.find_window(9) is None
+    table.check_integrity()
 
 
 def test_the_least_recently_used_goes_first(make):
@@ -257,3 +320,28 @@ def test_damage_is_noticed(make, column):
     getattr(table, column)[row_of(table, 1)] = 0
     with pytest.raises(AssertionError):
         table.check_integrity()
+
+
+@pytest.mark.parametrize("column", range(4))
+def test_damage_to_a_window_key_is_noticed(make, column):
+    table = make()
+    table.insert(entry(1, window_key=KEY))
+    table.insert(entry(2))
+    for fingerprint in (1, 2):
+        cell = table.window_key[row_of(table, fingerprint), column]
+        cell += 1
+        with pytest.raises(AssertionError):
+            table.check_integrity()
+        cell -= 1
+        table.check_integrity()
+
+
+def test_a_wrong_window_index_is_noticed(make):
+    table = make()
+    table.insert(entry(1, window_key=KEY))
+    table.insert(entry(2))
+    row, other = row_of(table, 1), row_of(table, 2)
+    for index in ({}, {0: other}, {0: 0}, {0: row, 9: row}, {0: row, 9: other}, {0: row, 9: 0}):
+        table._window_index = index
+        with pytest.raises(AssertionError, match="window index"):
+            table.check_integrity()

@@ -1,7 +1,7 @@
 """Random life of a table, against the reference model in dictionaries and lists."""
 
 import torch
-from deepseek_flash.dflash.entry import Entry, Segment
+from deepseek_flash.dflash.entry import Entry, Segment, WindowKey
 from deepseek_flash.dflash.table import Table
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -12,16 +12,23 @@ from tests.unit.table_reference import ReferenceTable
 CAPACITY, QUOTA, BLOCK, WIDTH = 5, 3, 4, 2
 FINGERPRINTS = st.integers(0, 9).map(lambda number: number * 2**60 - 2**62)
 TENANTS, WINDOWS, PICKS = st.integers(1, 3), st.integers(0, 3), st.integers(0, 99)
+WINDOW_FINGERPRINTS = -(2**63), 0, 5  # few, so that they clash
+WINDOW_KEYS = st.none() | st.builds(
+    WindowKey, st.sampled_from(WINDOW_FINGERPRINTS), st.tuples(st.integers(0, 1), st.just(-1))
+)
 TOKENS = st.lists(st.integers(0, 1), max_size=BLOCK).map(tuple)
 
 
 class TableMachine(RuleBasedStateMachine):
+    quota = QUOTA
+
     def __init__(self):
         super().__init__()
         device = torch.device("cpu")
-        sizes = {"block": BLOCK, "hidden_size": WIDTH, "tenant_quota": QUOTA}
+        sizes = {"block": BLOCK, "hidden_size": WIDTH, "tenant_quota": self.quota}
         self.table = Table(CAPACITY, device, **sizes)
-        self.reference = ReferenceTable(CAPACITY, QUOTA, self.table.protected_limit)
+        quota = self.quota or CAPACITY + 1
+        self.reference = ReferenceTable(CAPACITY, quota, self.table.protected_limit)
         self.memory = [tensor.data_ptr() for tensor in self.table.tensors]
         self.now = 0.0
 
@@ -29,17 +36,34 @@ class TableMachine(RuleBasedStateMachine):
         fingerprint = list(self.reference.entries)[pick % len(self.reference.entries)]
         return fingerprint, self.table.find(fingerprint)
 
+    def offer(self, fingerprint, tenant, tokens, complete, window, window_key, mac=0, **options):
+        self.now += 1
+        entry = Entry(
+            fingerprint, (len(tokens), mac), tenant, tokens, complete or not tokens, window,
+            (0.25, 0.5), self.now, window_key,
+        )  # fmt: skip
+        hidden = torch.tensor([float(len(tokens)), float(entry.complete)])
+        evicted = self.table.insert(entry, hidden, **options)
+        assert evicted == self.reference.insert(entry, **options)
+
     @rule(
         fingerprint=FINGERPRINTS, tenant=TENANTS, tokens=TOKENS, complete=st.booleans(),
-        window=WINDOWS, other_mac=st.sampled_from([0, 0, 0, 1]), protected=st.booleans(),
+        window=WINDOWS, window_key=WINDOW_KEYS, mac=st.sampled_from([0, 0, 0, 1]),
+        protected=st.booleans(),
     )  # fmt: skip
-    def insert(self, fingerprint, tenant, tokens, complete, window, other_mac, protected):
-        self.now += 1
-        entry = Entry(fingerprint, (len(tokens), other_mac), tenant, tokens,
-                      complete or not tokens, window, (0.25, 0.5), self.now)  # fmt: skip
-        hidden = torch.tensor([float(len(tokens)), float(entry.complete)])
-        evicted = self.table.insert(entry, hidden, protected=protected)
-        assert evicted == self.reference.insert(entry, protected)
+    def insert(self, **fields):
+        self.offer(**fields)
+
+    @precondition(lambda self: self.reference.entries)
+    @rule(
+        pick=PICKS, cut=st.integers(0, BLOCK), more=TOKENS, complete=st.booleans(),
+        window=WINDOWS, window_key=WINDOW_KEYS,
+    )  # fmt: skip
+    def insert_again(self, pick, cut, more, **fields):
+        """What is stored, cut or continued: by chance alone that is rare."""
+        fingerprint, row = self.pick(pick)
+        stored = self.table.read(row)
+        self.offer(fingerprint, stored.tenant, (stored.tokens[:cut] + more)[:BLOCK], **fields)
 
     @precondition(lambda self: self.reference.entries)
     @rule(pick=PICKS, window=st.none() | WINDOWS)
@@ -81,6 +105,8 @@ class TableMachine(RuleBasedStateMachine):
         rows = {fingerprint: table.find(fingerprint) for fingerprint in reference.entries}
         assert {f: table.read(row) for f, row in rows.items()} == reference.entries
         assert len(table) == len(rows)
+        for window in WINDOW_FINGERPRINTS:
+            assert table.find_window(window) == rows.get(reference.find_window(window))
         segments, uses = table.segment.tolist(), table.last_use.tolist()
         for fingerprint, row in rows.items():
             entry = reference.entries[fingerprint]
@@ -94,5 +120,14 @@ class TableMachine(RuleBasedStateMachine):
         assert [tensor.data_ptr() for tensor in table.tensors] == self.memory
 
 
+class FairMachine(TableMachine):
+    """Without a quota: what a tenant may hold depends on how many there are."""
+
+    quota = None
+
+
 TestTableMachine = TableMachine.TestCase
-TestTableMachine.settings = settings(max_examples=50, stateful_step_count=30)
+TestFairMachine = FairMachine.TestCase
+TestTableMachine.settings = TestFairMachine.settings = settings(
+    max_examples=50, stateful_step_count=30
+)

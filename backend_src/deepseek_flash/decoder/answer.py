@@ -1,20 +1,17 @@
-"""Collects vLLM's outputs into the responses of one request."""
+"""Collects outputs into the responses of one request."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from deepseek_flash.contract import Delta
-
-if TYPE_CHECKING:
-    from vllm.outputs import CompletionOutput, RequestOutput
-
+from deepseek_flash.decoder.output import Output, Piece
 
 LOWEST_LOGPROB = -9999.0  # for minus infinity, which JSON cannot say; vLLM's own choice
 
 
 class Answer:
-    """One request's choices. vLLM reports a choice at a time; a response carries all of them.
+    """One request's choices. They come one at a time; a response carries all of them.
 
     Args:
         choices: how many the engine generates.
@@ -33,18 +30,18 @@ class Answer:
         self._reasons: list[str | None] = [None] * choices
         self.num_output_tokens = 0
 
-    def add(self, output: RequestOutput) -> int:
+    def add(self, output: Output) -> int:
         """Take in a delta; how many tokens it brought."""
         new = 0
-        for choice in output.outputs:
-            index = choice.index
-            self._texts[index] += choice.text
-            self._token_ids[index].extend(choice.token_ids)
-            self._sums[index] = choice.cumulative_logprob
-            self._reasons[index] = choice.finish_reason
-            if choice.logprobs is not None:
-                self._logprobs[index] = (self._logprobs[index] or []) + _plain(choice)
-            new += len(choice.token_ids)
+        for piece in output.pieces:
+            index = piece.index
+            self._texts[index] += piece.text
+            self._token_ids[index].extend(piece.token_ids)
+            self._sums[index] = piece.cumulative_logprob
+            self._reasons[index] = piece.finish_reason
+            if piece.logprobs is not None:
+                self._logprobs[index] = (self._logprobs[index] or []) + _plain(piece)
+            new += len(piece.token_ids)
         self.num_output_tokens += new
         return new
 
@@ -68,7 +65,7 @@ class Answer:
         return delta
 
 
-def _plain(choice: CompletionOutput) -> list[dict[int, Any]]:
+def _plain(piece: Piece) -> list[dict[int, Any]]:
     return [
         {
             token: {
@@ -78,5 +75,5 @@ def _plain(choice: CompletionOutput) -> list[dict[int, Any]]:
             }
             for token, entry in position.items()
         }
-        for position in choice.logprobs or ()
+        for position in piece.logprobs or ()
     ]

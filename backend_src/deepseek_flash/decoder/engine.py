@@ -6,19 +6,22 @@ import asyncio
 import hashlib
 import json
 import os
+import secrets
 import threading
-from collections.abc import AsyncGenerator, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
+from contextlib import aclosing
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from deepseek_flash.config import ConfigError
 from deepseek_flash.contract import EngineFacts, InvalidField, RequestPlan, Sampling
+from deepseek_flash.decoder.output import Outputs, from_vllm
+from deepseek_flash.worker.token_text import TokenText
 from deepseek_flash.worker.version import check_vllm
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-    from vllm.outputs import RequestOutput
     from vllm.sampling_params import SamplingParams
 
 STOP_SECONDS = 4.0
@@ -40,8 +43,12 @@ class Engine:
         """Start a coroutine on the engine's loop, from any thread."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
-    def generate(self, plan: RequestPlan) -> AsyncGenerator[RequestOutput, None]:
-        """Deltas of the plan's generation. Cancelling the consumer aborts it in the engine.
+    def soon(self, function: Callable[[], None]) -> None:
+        """Run a function on the engine's loop, from any thread."""
+        self._loop.call_soon_threadsafe(function)
+
+    async def generate(self, plan: RequestPlan) -> Outputs:
+        """The plan's generation, piece by piece. Closing it aborts it in the engine.
 
         Raises:
             InvalidField: vLLM itself refuses a parameter (a grammar that does not compile).
@@ -50,10 +57,15 @@ class Engine:
 
         # Ready-made input: a raw prompt would take a detour through vLLM's renderer threads.
         prompt = tokens_input(list(plan.prompt_token_ids), cache_salt=plan.cache_salt or None)
-        outputs: AsyncGenerator[RequestOutput, None] = self._llm.generate(
-            prompt, sampling_params(plan.sampling), plan.plan_id
-        )
-        return outputs
+        params = sampling_params(plan.sampling)
+        async with aclosing(self._llm.generate(prompt, params, plan.plan_id)) as outputs:
+            async for output in outputs:
+                yield from_vllm(output)
+
+    def text(self, plan: RequestPlan) -> TokenText:
+        """What makes text of tokens that the plan's generation would bring."""
+        tokenizer = self._llm.get_tokenizer() if plan.sampling.detokenize else None
+        return TokenText(tokenizer, plan.prompt_token_ids, sampling_params(plan.sampling))
 
     @property
     def load(self) -> tuple[int, int]:
@@ -206,7 +218,10 @@ def _facts(config: VllmConfig) -> EngineFacts:
 
 
 def _namespace(config: VllmConfig) -> str:
-    """Digest of what decides the model's output: checkpoint, numerics, vLLM's version."""
+    """Digest of what decides the model's output: checkpoint, numerics, vLLM's version.
+
+    Another one at every start: the weights behind a name may have been replaced in between.
+    """
     import vllm
 
     model, parallel = config.model_config, config.parallel_config
@@ -221,6 +236,7 @@ def _namespace(config: VllmConfig) -> str:
         "tensor_parallel": parallel.tensor_parallel_size,
         "kv_cache_dtype": config.cache_config.cache_dtype,
         "vllm": vllm.__version__,
+        "start": secrets.token_hex(8),
     }
     data = json.dumps(parts, sort_keys=True).encode()
     return hashlib.blake2b(data, digest_size=16).hexdigest()

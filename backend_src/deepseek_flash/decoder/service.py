@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
+from functools import partial
 from typing import Any
 
 from deepseek_flash import metrics
@@ -18,6 +19,8 @@ from deepseek_flash.contract import (
     Returns,
 )
 from deepseek_flash.decoder.engine import Engine
+from deepseek_flash.decoder.feedback import Feedback
+from deepseek_flash.decoder.generation import Generations
 from deepseek_flash.decoder.sender import Reply, Sender, TritonReply
 from deepseek_flash.decoder.session import Session
 from deepseek_flash.runtime import Runtime
@@ -29,8 +32,13 @@ REMEMBER_SECONDS = 60.0
 class DecoderService:
     """Sessions live on the engine's loop; only ``submit`` and ``close`` are called elsewhere."""
 
-    def __init__(self, engine: Engine, runtime: Runtime, recorder: metrics.Recorder) -> None:
+    def __init__(
+        self, engine: Engine, runtime: Runtime, recorder: metrics.Recorder, feedback: Feedback
+    ) -> None:
         self._engine = engine
+        self._generations = Generations(
+            engine.generate, engine.text, feedback, recorder, engine.soon
+        )
         self._runtime = runtime
         self._recorder = recorder
         self._first_tokens, self._tokens = metrics.Rolling(), metrics.Rolling()
@@ -79,13 +87,18 @@ class DecoderService:
 
     async def _serve(self, plan: RequestPlan, lookup: Lookup | None, reply: Reply) -> None:
         try:
-            self._check(plan, lookup)
+            lookup = self._check(plan, lookup)
         except RequestError as error:
             metrics.count_error(self._recorder, "decoder", error)
             reply.fail(error)
             return
         session = Session(
-            plan, self._engine.generate, reply, self._recorder, self._first_tokens, self._tokens
+            plan,
+            partial(self._generations.outputs, lookup=lookup),
+            reply,
+            self._recorder,
+            self._first_tokens,
+            self._tokens,
         )
         self._sessions.add(session)
         if plan.cancel_key:
@@ -99,7 +112,7 @@ class DecoderService:
             self._by_cancel_key.pop(plan.cancel_key, None)
             self._runtime.board.release(plan.slot, plan.generation)
 
-    def _check(self, plan: RequestPlan, lookup: Lookup | None) -> None:
+    def _check(self, plan: RequestPlan, lookup: Lookup | None) -> Lookup:
         if lookup is None or lookup.plan_id != plan.plan_id:
             raise InvalidField("lookup", "belongs to another plan")
         if not self._engine.facts.namespace == plan.namespace == lookup.namespace:
@@ -109,6 +122,7 @@ class DecoderService:
         if plan.cancel_key in self._by_cancel_key:
             self._runtime.board.release(plan.slot, plan.generation)
             raise InvalidField("cancel_token", "a running request has the same one")
+        return lookup
 
     async def _order(self, order: CancelPlan | Control, reply: Reply) -> None:
         if isinstance(order, CancelPlan):

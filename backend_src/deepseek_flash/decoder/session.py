@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from contextlib import aclosing
-from typing import TYPE_CHECKING
 
 from deepseek_flash import metrics
 from deepseek_flash.contract import (
@@ -19,14 +18,12 @@ from deepseek_flash.contract import (
 )
 from deepseek_flash.decoder.answer import Answer
 from deepseek_flash.decoder.engine import engine_choices, refused_by_vllm
+from deepseek_flash.decoder.output import Output, Outputs
 from deepseek_flash.decoder.sender import Reply
-
-if TYPE_CHECKING:
-    from vllm.outputs import RequestOutput
 
 log = logging.getLogger("deepseek_flash")
 
-Generate = Callable[[RequestPlan], "AsyncGenerator[RequestOutput, None]"]
+Generate = Callable[[RequestPlan], Outputs]
 
 
 class Session:
@@ -87,12 +84,11 @@ class Session:
         return max(0.0, self.plan.deadline - time.monotonic())
 
     async def _stream(self) -> None:
-        self._recorder.count(metrics.ENGINE_RUNS)
         self._recorder.count(metrics.PROMPT_TOKENS, len(self.plan.prompt_token_ids))
         finished = False
         async with aclosing(self._generate(self.plan)) as outputs:
             async for output in outputs:
-                self._observe(self._answer.add(output))
+                self._observe(output, self._answer.add(output))
                 finished = output.finished
                 if "abort" in self._answer.finish_reasons:
                     # Dropped at a shutdown: half an answer must not look like a whole one.
@@ -107,7 +103,7 @@ class Session:
         for reason in self._answer.finish_reasons:
             self._recorder.count(metrics.SUCCESSES, labels=(("finished_reason", str(reason)),))
 
-    def _observe(self, new_tokens: int) -> None:
+    def _observe(self, output: Output, new_tokens: int) -> None:
         if not new_tokens:
             return
         now = time.monotonic()
@@ -120,6 +116,7 @@ class Session:
             self._recorder.observe(metrics.INTER_TOKEN, gap, new_tokens)
         self._last_token_at = now
         self._recorder.count(metrics.GENERATION_TOKENS, new_tokens)
+        self._recorder.count(metrics.PATH_TOKENS, new_tokens, (("path", output.path.value),))
         self._tokens.add(new_tokens, now)
 
     def _fail(self, error: Exception) -> None:

@@ -129,6 +129,12 @@ def identity(plan: RequestPlan, key: FingerprintKey, index: int = 0) -> bytes:
     return hashlib.blake2b(encoded, digest_size=IDENTITY_BYTES, key=key.identity).digest()
 
 
+def draft_identity(plan: RequestPlan, key: FingerprintKey) -> bytes:
+    """Digest of model and tenant: for what is only a guess, whatever settings made it."""
+    encoded = _encode(["draft", plan.namespace, plan.cache_salt])
+    return hashlib.blake2b(encoded, digest_size=IDENTITY_BYTES, key=key.identity).digest()
+
+
 def tenant_digest(cache_salt: str, key: FingerprintKey) -> int:
     """The tenant as the table's int64 column holds it."""
     digest = hashlib.blake2b(_encode(cache_salt), digest_size=8, key=key.tenant).digest()

@@ -17,7 +17,7 @@ from itertools import chain
 
 import torch
 
-from deepseek_flash.dflash.entry import SHARED, Entry, Eviction, Offer, Segment
+from deepseek_flash.dflash.entry import SHARED, Entry, Eviction, Offer, Segment, WindowKey
 
 
 @dataclass(slots=True)
@@ -30,15 +30,26 @@ class _Row:
     created: float
     segment: Segment = Segment.PROBATION
     used: int = 0
+    window_key: WindowKey | None = None
+
+    @property
+    def key_columns(self) -> list[int]:
+        """The window key as ``Table.window_key`` holds it."""
+        key = self.window_key
+        return [1, key.fingerprint, *key.mac] if key else [0, 0, 0, 0]
 
 
 class Table:
     """A fixed number of entries, found by fingerprint, evicted by segmented LRU.
 
-    Locking: everything needs the caller's one lock but ``find`` and ``read``, so that a lookup
-    never waits for an update. What they return without it may be torn (half an entry, half its
-    successor, maybe another tenant's): nothing of it may be used, not as a draft either, before
-    its MAC was checked.
+    A row may be found by its window key too. A window's fingerprint belongs to one row: the last
+    that was written with it takes it from the row before, which stays, without a window key, and
+    does not get it back when the other goes.
+
+    Locking: everything needs the caller's one lock but ``find``, ``find_window`` and ``read``, so
+    that a lookup never waits for an update. What they return without it may be torn (half an
+    entry, half its successor, maybe another tenant's): nothing of it may be used, not as a draft
+    either, before the MAC it was found by was checked.
 
     Memory: nothing stays allocated on the device beyond what the constructor made.
     Time: constant, but for ``flush``, ``expire``, ``close_window`` and the choice of a victim for
@@ -56,7 +67,11 @@ class Table:
         tenant_quota: int | None = None,
         protected_share: float = 0.8,
     ) -> None:
-        """``tenant_quota``: most entries of one tenant; None: no quota. Raises ValueError."""
+        """``tenant_quota``: most entries of one tenant; None: a fair share.
+
+        That is: a tenant has what room there is, and once there is none, a tenant with more than
+        capacity / tenants entries makes room before one with fewer does. Raises ValueError.
+        """
         quota = capacity if tenant_quota is None else tenant_quota
         if min(capacity, block, quota) < 1 or hidden_size < 0 or not 0 <= protected_share <= 1:
             raise ValueError("capacity, block, tenant_quota, hidden_size or protected_share")
@@ -65,7 +80,7 @@ class Table:
         self.protected_limit = int(capacity * protected_share)
         zeros = functools.partial(torch.zeros, device=device)
         # The whole numbers share one tensor: an entry is read and written in one transfer of them.
-        self.numbers = zeros((capacity, 9), dtype=torch.int64)
+        self.numbers = zeros((capacity, 13), dtype=torch.int64)
         self.tokens = zeros((capacity, block), dtype=torch.int32)
         self.hidden = zeros((capacity, hidden_size), dtype=hidden_dtype)
         self.confidence = zeros((capacity, 2), dtype=torch.float32)  # min, mean
@@ -73,10 +88,12 @@ class Table:
         self.fingerprint, self.mac = self.numbers[:, 0], self.numbers[:, 1:3]  # views, all
         self.tenant, self.length, self.complete = self.numbers[:, 3:6].unbind(1)
         self.window, self.last_use, self.segment = self.numbers[:, 6:9].unbind(1)
+        self.window_key = self.numbers[:, 9:13]  # whether there is one, fingerprint, MAC (2)
         self.evictions: Counter[Eviction] = Counter()
         self.offers: Counter[Offer] = Counter()
         self._tick = 0
         self._index: dict[int, int] = {}  # fingerprint -> row
+        self._window_index: dict[int, int] = {}  # window's fingerprint -> row
         self._rows: list[_Row | None] = [None] * capacity
         self._free = list(range(capacity))
         # Rows by segment, the first to go first.
@@ -86,6 +103,16 @@ class Table:
 
     def __len__(self) -> int:
         return len(self._index)
+
+    @property
+    def tenant_count(self) -> int:
+        """How many tenants have entries."""
+        return len(self._tenants)
+
+    @property
+    def window_count(self) -> int:
+        """How many windows have entries of their own, closed ones too."""
+        return len({kept.window for kept in self._rows if kept and kept.window > 0})
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
@@ -99,20 +126,25 @@ class Table:
         """The row of an entry, or None. Changes nothing, never raises. No lock needed."""
         return self._index.get(fingerprint)
 
+    def find_window(self, fingerprint: int) -> int | None:
+        """As ``find``, by the fingerprint of a window key."""
+        return self._window_index.get(fingerprint)
+
     def read(self, row: int) -> Entry | None:
         """What the device holds in a row; None where it is free. Changes nothing. No lock needed.
 
         Raises IndexError for a row that does not exist.
         """
         numbers = self.numbers[row].tolist()
-        fingerprint, *mac, tenant, length, complete, window, _, segment = numbers
+        fingerprint, mac_0, mac_1, tenant, length, complete, window, _, segment, *key = numbers
         if segment == Segment.FREE:
             return None
         tokens = tuple(self.tokens[row, :length].tolist())
         low, mean = self.confidence[row].tolist()
         return Entry(
-            fingerprint, (mac[0], mac[1]), tenant, tokens, bool(complete), window,
+            fingerprint, (mac_0, mac_1), tenant, tokens, bool(complete), window,
             (low, mean), float(self.created[row]),
+            WindowKey(key[1], (key[2], key[3])) if key[0] else None,
         )  # fmt: skip
 
     def insert(
@@ -122,20 +154,26 @@ class Table:
 
         The first entry of a fingerprint stays. Only while it is incomplete is it replaced, by one
         that begins with all its tokens and says more. ``offers`` counts what became of the entry;
-        STORED, EXTENDED and KNOWN are a use of the row. Whether a differing entry diverged or
-        collided, only the MAC of what is stored tells for sure: the caller may check it first.
+        STORED, EXTENDED and KNOWN are a use of the row; STORED and EXTENDED alone set its window
+        key, or clear it. Whether a differing entry diverged or collided, only the MAC of what is
+        stored tells for sure: the caller may check it first.
 
         Args:
-            hidden: [hidden_size], on any device; None: zeros.
+            hidden: [hidden_size], the state at the context's end, on any device; None: not known,
+                which forgets no state that is there.
             protected: the entry has proved its worth (its request's drafts were accepted).
         Raises:
             ValueError, OverflowError: a field out of range. Nothing has changed then.
         """
-        ids = self._check(entry, hidden)
+        ids = entry.pack(self.block)
+        if hidden is not None and hidden.shape != self.hidden.shape[1:]:
+            raise ValueError("hidden: must be [hidden_size]")
         row = self._index.get(entry.fingerprint)
         offer, evicted = Offer.STORED, None
         if row is not None:
-            offer = self._compare(row, entry)
+            stored = self.read(row)
+            assert stored is not None
+            offer = stored.compare(entry)
         else:
             evicted = self._make_room(entry.tenant)
             row = self._free.pop()
@@ -144,7 +182,6 @@ class Table:
             self._tenants[kept.tenant] += 1
         if offer in (Offer.STORED, Offer.EXTENDED):
             self._write(row, entry, ids, hidden)
-            self._index[entry.fingerprint] = row  # last, for those who look without the lock
         self.offers[offer] += 1
         if offer not in (Offer.DIVERGED, Offer.COLLIDED):
             self.touch(row, entry.window)
@@ -180,6 +217,7 @@ class Table:
         """Forget an entry; nothing of it stays on the device. Raises KeyError for a free row."""
         kept = self._row(row)
         del self._index[kept.fingerprint]  # first, for those who look without the lock
+        self._unindex_window_key(row)
         for tensor in self.tensors:
             tensor[row].zero_()
         del self._order[kept.segment][row]
@@ -214,6 +252,8 @@ class Table:
         live = {row: kept for row, kept in enumerate(self._rows) if kept}
         assert sorted([*live, *self._free]) == list(range(self.capacity)), "a row lost or doubled"
         assert self._index == {kept.fingerprint: row for row, kept in live.items()}, "index"
+        keys = [(kept.window_key.fingerprint, row) for row, kept in live.items() if kept.window_key]
+        assert sorted(self._window_index.items()) == sorted(keys), "window index"
         tenants = Counter(kept.tenant for kept in live.values())
         assert self._tenants == tenants and max(tenants.values(), default=0) <= self.quota, "quota"
         ordered = {row: segment for segment, rows in self._order.items() for row in rows}
@@ -225,7 +265,7 @@ class Table:
         for row, kept in live.items():
             fingerprint, _, _, tenant, length, complete, *rest = numbers[row]
             assert (fingerprint, tenant) == (kept.fingerprint, kept.tenant), f"row {row}"
-            assert rest == [kept.window, kept.used, kept.segment], f"row {row}"
+            assert rest == [kept.window, kept.used, kept.segment, *kept.key_columns], f"row {row}"
             assert created[row] == kept.created, f"row {row}"
             assert complete <= 1 and 1 - complete <= length <= self.block, f"row {row}"
         for tensor in self.tensors:
@@ -233,54 +273,56 @@ class Table:
         place = torch.arange(self.block, device=self.tokens.device)
         assert not self.tokens[place >= self.length[:, None]].any(), "tokens beyond the length"
 
-    def _check(self, entry: Entry, hidden: torch.Tensor | None) -> array[int]:
-        """The tokens, packed; raises what ``insert`` promises."""
-        if len(entry.tokens) > self.block or not (entry.tokens or entry.complete):
-            raise ValueError(f"tokens: must be 1 to {self.block}, or none of a complete entry")
-        if entry.window < 0 or (hidden is not None and hidden.shape != self.hidden.shape[1:]):
-            raise ValueError("window: must be at least 0; hidden: must be [hidden_size]")
-        array("q", [entry.fingerprint, *entry.mac, entry.tenant, entry.window])  # raises, if any
-        return array("i", entry.tokens)
-
-    def _compare(self, row: int, entry: Entry) -> Offer:
-        stored = self.read(row)
-        assert stored is not None
-        if stored.tenant != entry.tenant:
-            return Offer.COLLIDED
-        old, new = stored.tokens, entry.tokens
-        if (old, stored.complete) == (new, entry.complete):
-            return Offer.KNOWN if stored.mac == entry.mac else Offer.COLLIDED
-        if not stored.complete and new[: len(old)] == old:
-            return Offer.EXTENDED
-        if not entry.complete and old[: len(new)] == new:
-            return Offer.KNOWN
-        return Offer.DIVERGED
-
     def _write(self, row: int, entry: Entry, ids: array[int], hidden: torch.Tensor | None) -> None:
-        """Into a row that is empty or holds less of the same."""
+        """Into a row that is empty or holds less of the same; then into the indices, last, for
+        those who look without the lock.
+        """
+        self._unindex_window_key(row)
         kept = self._row(row)
-        kept.created = entry.created
+        kept.created, kept.window_key = entry.created, entry.window_key
         if ids:
             self.tokens[row, : len(ids)].copy_(torch.frombuffer(ids, dtype=torch.int32))
         self.confidence[row].copy_(torch.tensor(entry.confidence))
         self.created[row] = entry.created
-        # A state that belongs to a shorter continuation must not stay.
-        _ = self.hidden[row].zero_() if hidden is None else self.hidden[row].copy_(hidden)
+        if hidden is not None:
+            self.hidden[row].copy_(hidden)
         numbers = [entry.fingerprint, *entry.mac, entry.tenant, len(ids), int(entry.complete)]
-        self.numbers[row].copy_(torch.tensor([*numbers, kept.window, kept.used, kept.segment]))
+        numbers += [kept.window, kept.used, kept.segment, *kept.key_columns]
+        self.numbers[row].copy_(torch.tensor(numbers))
+        self._index[entry.fingerprint] = row
+        if kept.window_key:
+            before = self._window_index.get(kept.window_key.fingerprint)
+            self._window_index[kept.window_key.fingerprint] = row
+            if before is not None:
+                self._row(before).window_key = None
+                self.window_key[before].zero_()
+
+    def _unindex_window_key(self, row: int) -> None:
+        """First, for those who look without the lock; the row is overwritten next."""
+        key = self._row(row).window_key
+        if key:
+            del self._window_index[key.fingerprint]
 
     def _make_room(self, tenant: int) -> Eviction | None:
+        """Remove an entry if that is needed for one of ``tenant``; for what reason."""
         full_quota = self._tenants[tenant] >= self.quota
         if self._free and not full_quota:
             return None
-        for row in chain.from_iterable(self._order.values()):  # the first to go first
-            kept = self._row(row)
-            if not full_quota or kept.tenant == tenant:
-                break
-        reason = Eviction.WINDOW if kept.segment is Segment.CLOSED else Eviction.CAPACITY
+        share = max(1, self.capacity // len(self._tenants.keys() | {tenant}))
+        own = full_quota or self._tenants[tenant] >= share
+        ordered = chain.from_iterable(self._order.values())  # the first to go first
+        row = next((row for row in ordered if self._must_yield(row, tenant, own, share)), None)
+        if row is None:  # more tenants than places
+            row = next(chain.from_iterable(self._order.values()))
+        closed = self._row(row).segment is Segment.CLOSED
+        reason = Eviction.WINDOW if closed else Eviction.CAPACITY
         reason = Eviction.QUOTA if full_quota else reason
         self.remove(row, reason)
         return reason
+
+    def _must_yield(self, row: int, tenant: int, own: bool, share: int) -> bool:
+        holder = self._row(row).tenant
+        return holder == tenant if own else self._tenants[holder] > share
 
     def _remove_if(self, reason: Eviction, test: Callable[[_Row], bool]) -> int:
         rows = [row for row, kept in enumerate(self._rows) if kept and test(kept)]

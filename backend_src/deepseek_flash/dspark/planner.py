@@ -22,7 +22,7 @@ from deepseek_flash.contract import (
     Sampling,
 )
 from deepseek_flash.dspark.fields import SamplingLimits
-from deepseek_flash.dspark.prompt import PromptEncoder
+from deepseek_flash.dspark.prompt import Prompt, PromptEncoder
 from deepseek_flash.dspark.sampling import parse_sampling
 
 SHORTEST_CANCEL_TOKEN = 16  # characters: it is the only thing that protects a request
@@ -90,8 +90,8 @@ class Planner:
         limits = replace(self._options.limits, vocab_size=facts.vocab_size)
         asked = parse_sampling(sampling_fields(request), limits)
         text = _text("text_input", request.text_input)
-        ids = self._prompt_ids(request, text, facts)
-        sampling = _fit(asked.sampling, asked.max_tokens, facts.max_model_len - len(ids))
+        prompt = self._prompt(request, text, facts)
+        sampling = _fit(asked.sampling, asked.max_tokens, facts.max_model_len - len(prompt.ids))
         if request.returns.cumulative_logprob and sampling.logprobs is None:
             sampling = replace(sampling, logprobs=0)  # only then the engine sums them up
         salt = _text("cache_salt", request.cache_salt, LONGEST_NAME)
@@ -102,12 +102,12 @@ class Planner:
             namespace=facts.namespace,
             arrival=arrival,
             deadline=self._deadline(request, arrival),
-            prompt_token_ids=tuple(ids),
+            prompt_token_ids=tuple(prompt.ids),
             prepended_text=text if _prepends(request) else "",
             stream=request.stream,
             sampling=sampling,
             returns=request.returns,
-            turn_starts=_turn_starts(request, len(ids)),
+            turn_starts=_turn_starts(request, prompt),
             session_id=_text("session_id", request.session_id, LONGEST_NAME),
             cache_salt=salt,
             cancel_key=cancel_key,
@@ -124,29 +124,30 @@ class Planner:
         if isinstance(plan, RequestPlan):
             self._board.abandon(Claim(plan.slot, plan.generation))
 
-    def _prompt_ids(self, request: ClientRequest, text: str, facts: EngineFacts) -> list[int]:
+    def _prompt(self, request: ClientRequest, text: str, facts: EngineFacts) -> Prompt:
         room = facts.max_model_len
         if request.text_input is not None:
-            name, ids = "text_input", self._encoder.from_text(text, room) if text else []
+            name = "text_input"
+            prompt = Prompt(self._encoder.from_text(text, room) if text else [])
         elif request.messages is not None:
             chat = _text("messages", request.messages)
-            name, ids = "messages", self._encoder.from_messages(chat, room)
+            name, prompt = "messages", self._encoder.from_messages(chat, room)
         else:
-            name, ids = "input_ids", list(request.input_ids or ())
-        if not ids:
+            name, prompt = "input_ids", Prompt(list(request.input_ids or ()))
+        if not prompt.ids:
             raise InvalidField(name, "the prompt is empty")
-        for token in ids:
+        for token in prompt.ids:
             if not 0 <= token < facts.vocab_size:
                 raise InvalidField(
                     name, f"token id {token} is outside the vocabulary of {facts.vocab_size}"
                 )
-        if len(ids) >= facts.max_model_len:
+        if len(prompt.ids) >= facts.max_model_len:
             raise InvalidField(
                 name,
                 f"this model's maximum context length is {facts.max_model_len} tokens, "
-                f"but the prompt has {len(ids)}",
+                f"but the prompt has {len(prompt.ids)}",
             )
-        return ids
+        return prompt
 
     def _deadline(self, request: ClientRequest, arrival: float) -> float | None:
         asked = request.request_timeout_ms
@@ -208,14 +209,14 @@ def _prepends(request: ClientRequest) -> bool:
     return not request.stream and not request.exclude_input_in_output
 
 
-def _turn_starts(request: ClientRequest, prompt_tokens: int) -> tuple[int, ...]:
-    starts = request.turn_starts
+def _turn_starts(request: ClientRequest, prompt: Prompt) -> tuple[int, ...]:
+    starts, length = request.turn_starts, len(prompt.ids)
     if starts is None:
-        return ()
+        return prompt.turn_starts
     if request.input_ids is None:
         raise InvalidField("turn_starts", "goes with input_ids only")
-    if any(not 0 <= start < prompt_tokens for start in starts):
-        raise InvalidField("turn_starts", f"offsets must be in [0, {prompt_tokens - 1}]")
+    if any(not 0 <= start < length for start in starts):
+        raise InvalidField("turn_starts", f"offsets must be in [0, {length - 1}]")
     if any(later <= earlier for earlier, later in pairwise(starts)):
         raise InvalidField("turn_starts", "offsets must ascend")
     return tuple(starts)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,12 +14,25 @@ from deepseek_flash.contract import InvalidField
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
+MOST_TURNS = 8  # the latest user turns, to be located: each costs a rendering of what precedes it
+
 # Part of an assistant's own turns: templates look for them to leave earlier reasoning out.
 _REASONING = ("<think>", "</think>")
 
 # Stands for a control token that a user typed. Private-use characters: no template writes them.
 _MASK = "\ue0a0{}\ue0a1"
 _MASKED = re.compile("\ue0a0(\\d+)\ue0a1")
+
+Message = dict[str, Any]  # role and content
+Extent = tuple[int, int]  # the characters of a token: begin, end
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt's token ids, and the ascending offsets into them where user turns start."""
+
+    ids: list[int]
+    turn_starts: tuple[int, ...] = ()
 
 
 class Tokenizer(Protocol):
@@ -52,6 +68,7 @@ class PromptEncoder:
         self._tokenizer = tokenizer
         added = tokenizer.get_added_vocab()
         self._added_ids = frozenset(added.values())
+        self._has_offsets = _has_offsets(tokenizer)
         self._longest_token = max(map(len, tokenizer.get_vocab()))  # characters; bytes count too
         markers = set(tokenizer.all_special_tokens) | set(added)
         longest_first = sorted((m for m in markers if m.strip()), key=len, reverse=True)
@@ -68,8 +85,11 @@ class PromptEncoder:
         self._check_length("text_input", text, most_tokens)
         return list(self._tokenizer(text)["input_ids"])
 
-    def from_messages(self, raw: str, most_tokens: int) -> list[int]:
-        """Ids of a chat, rendered with the checkpoint's template.
+    def from_messages(self, raw: str, most_tokens: int) -> Prompt:
+        """Ids of a chat, rendered with the checkpoint's template, and its last user turns' starts.
+
+        A turn starts with its role header; a token across that border belongs to what precedes.
+        Turns that cannot be located are left out.
 
         Control tokens that stand in a message's content stay plain text: nobody forges a turn.
 
@@ -81,13 +101,12 @@ class PromptEncoder:
         typed: list[str] = []
         conversation = [self._masked(message, typed) for message in parse_messages(raw)]
         try:
-            text = self._tokenizer.apply_chat_template(
-                conversation, tokenize=False, add_generation_prompt=True
-            )
+            text = self._rendered(conversation, add_generation_prompt=True)
         except Exception as error:  # a template raises what it likes, e.g. on the order of roles
             raise InvalidField("messages", f"refused by the chat template: {error}") from None
         self._check_length("messages", text, most_tokens)
-        return self._encode_rendered(text, typed)
+        borders = self._turn_borders(conversation, text) if self._has_offsets else ()
+        return self._encode_rendered(text, typed, borders)
 
     def _check_length(self, name: str, text: str, most_tokens: int) -> None:
         """Refuse what is far too long before the one scheduler spends seconds on its tokens."""
@@ -98,7 +117,7 @@ class PromptEncoder:
                 f"{len(text)} characters, which is more than that many tokens can hold",
             )
 
-    def _masked(self, message: dict[str, Any], typed: list[str]) -> dict[str, Any]:
+    def _masked(self, message: Message, typed: list[str]) -> Message:
         if self._markers is None:
             return message
 
@@ -112,17 +131,71 @@ class PromptEncoder:
         content = message["content"].replace("\ue0a0", "\ufffd").replace("\ue0a1", "\ufffd")
         return {**message, "content": self._markers.sub(mask, content)}
 
-    def _encode_rendered(self, text: str, typed: list[str]) -> list[int]:
-        if not typed:
-            return self._ids(text)
+    def _rendered(self, conversation: list[Message], add_generation_prompt: bool = False) -> str:
+        text: str = self._tokenizer.apply_chat_template(
+            conversation, tokenize=False, add_generation_prompt=add_generation_prompt
+        )
+        return text
+
+    def _turn_borders(self, conversation: list[Message], text: str) -> list[int]:
+        """Where in ``text`` the template begins to write user messages, as far as it can be told.
+
+        Templates may write a chat's beginning otherwise than the beginning of the chat (leave
+        earlier reasoning out, gather system messages) or refuse it: no border there.
+        """
+        users = [index for index, message in enumerate(conversation) if message["role"] == "user"]
+        borders = []
+        for index in users[-MOST_TURNS:]:
+            try:
+                if index == 0:
+                    border, written = self._first_turn(conversation[0])
+                else:
+                    written = self._rendered(conversation[:index])
+                    border = len(written)
+            except Exception:  # a template that renders the chat may refuse its beginning
+                continue
+            if text.startswith(written):
+                borders.append(border)
+        return borders
+
+    def _first_turn(self, user: Message) -> tuple[int, str]:
+        """Where a chat's first message begins, and the chat up to its end.
+
+        What precedes it (BOS, a default system prompt) cannot be rendered alone: transformers
+        refuses an empty chat. So the message is written twice, and the second shows its extent.
+        """
+        chat = [user, {"role": "assistant", "content": ""}]  # templates may want roles to alternate
+        earlier = self._rendered(chat)
+        turn = self._rendered([*chat, user]).removeprefix(earlier)
+        border = earlier.index(turn)  # ValueError: written otherwise the second time
+        return border, earlier[: border + len(turn)]
+
+    def _encode_rendered(self, text: str, typed: list[str], borders: Sequence[int]) -> Prompt:
         ids: list[int] = []
-        pieces = _MASKED.split(text)  # text, number, text, number, ..., text
-        for place, piece in enumerate(pieces):
-            plain = place % 2 == 1
-            piece = typed[int(piece)] if plain else piece
-            if piece:
-                ids.extend(self._plain_ids(piece) if plain else self._ids(piece))
-        return ids
+        offsets: list[Extent]
+        starts: set[int] = set()
+        place = 0
+        # text, number, text, number, ..., text
+        for number, piece in enumerate(_MASKED.split(text) if typed else [text]):
+            if not piece:
+                continue
+            length, offsets = len(piece), []
+            if number % 2 == 1:
+                length, more = len(_MASK.format(piece)), self._plain_ids(typed[int(piece)])
+            elif borders:
+                more, offsets = self._located_ids(piece)
+            else:
+                more = self._ids(piece)
+            inside = (border - place for border in borders if place <= border < place + length)
+            starts.update(len(ids) + _first_token(offsets, border) for border in inside)
+            ids += more
+            place += length
+        return Prompt(ids, tuple(sorted(starts - {len(ids)})))
+
+    def _located_ids(self, text: str) -> tuple[list[int], list[Extent]]:
+        """Ids of ``text``, and the extent of each token in it."""
+        encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        return list(encoded["input_ids"]), encoded["offset_mapping"]
 
     def _ids(self, text: str, **options: Any) -> list[int]:
         return list(self._tokenizer(text, add_special_tokens=False, **options)["input_ids"])
@@ -136,7 +209,22 @@ class PromptEncoder:
         return [token for character in marker for token in self._ids(character)]
 
 
-def parse_messages(raw: str) -> list[dict[str, Any]]:
+def _has_offsets(tokenizer: Tokenizer) -> bool:
+    try:
+        return "offset_mapping" in tokenizer("a", return_offsets_mapping=True)
+    except (NotImplementedError, TypeError, ValueError):  # what slow tokenizers raise varies
+        return False
+
+
+def _first_token(offsets: list[Extent], border: int) -> int:
+    """The first token that begins at the character ``border`` or later."""
+    index = bisect_left(offsets, (border,))
+    while index < len(offsets) and offsets[index][0] == offsets[index][1]:
+        index += 1  # trimmed space has no extent: it goes with the token before it
+    return index
+
+
+def parse_messages(raw: str) -> list[Message]:
     """The JSON of ``messages``: a list of ``{"role", "content"}``, content text or text parts.
 
     Raises:
@@ -151,7 +239,7 @@ def parse_messages(raw: str) -> list[dict[str, Any]]:
     return [_message(index, message) for index, message in enumerate(messages)]
 
 
-def _message(index: int, message: Any) -> dict[str, Any]:
+def _message(index: int, message: Any) -> Message:
     name = f"messages[{index}]"
     if not isinstance(message, dict):
         raise InvalidField(name, "must be an object with role and content")

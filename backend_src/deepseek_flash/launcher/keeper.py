@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import secrets
 import shutil
 import signal
 import threading
@@ -71,8 +70,7 @@ class Launcher:
                 f"{config.RUNTIME_DIR}: for a bare tritonserver; the launcher sets it"
             )
         environ[config.RUNTIME_DIR] = str(self._directory / "runtime")
-        environ.setdefault(config.SECRET, secrets.token_hex(32))
-        config.read_secret(environ)
+        config.read_secret(environ)  # none given: one is made, in the directory
         if arguments.model:
             environ[config.MODEL] = resolve_model(arguments.model)
         if arguments.engine_args:

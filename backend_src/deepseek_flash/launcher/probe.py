@@ -10,8 +10,8 @@ import numpy as np
 import tritonclient.grpc as grpcclient
 from tritonclient.utils import InferenceServerException
 
-from deepseek_flash.contract import Control
-from deepseek_flash.triton_io import seal
+from deepseek_flash.contract import CacheOrder, CacheReport, Control
+from deepseek_flash.triton_io import CACHE, seal, unseal
 
 ENSEMBLE, DECODER = "deepseek_flash", "deepseek_decoder"
 
@@ -69,6 +69,19 @@ def send_control(url: str, action: str, secret: bytes, timeout: float) -> None:
     sealed = seal(Control(action), secret)
     tensor = _tensor("control", "BYTES", np.array([sealed], dtype=np.object_))
     _infer(url, DECODER, [tensor], timeout)
+
+
+def send_cache_order(url: str, order: CacheOrder, secret: bytes, timeout: float) -> str:
+    """Give the cache an operator's order; what it reports.
+
+    Raises:
+        InferenceServerException, TimeoutError: it did not answer, or refused.
+    """
+    sealed = seal(order, secret)
+    tensor = _tensor("message", "BYTES", np.array([sealed], dtype=np.object_))
+    reply = _infer(url, CACHE, [tensor], timeout).as_numpy("reply").ravel()[0]
+    report: CacheReport = unseal("reply", reply, (CacheReport,), secret)
+    return report.text
 
 
 def _tensor(name: str, datatype: str, values: Any) -> grpcclient.InferInput:

@@ -6,9 +6,10 @@ from deepseek_flash import metrics
 from deepseek_flash.config import DecoderConfig, read_engine_args
 from deepseek_flash.contract import CancelPlan, Control, Lookup, RequestError, RequestPlan
 from deepseek_flash.decoder.engine import start_engine
+from deepseek_flash.decoder.feedback import BackgroundFeedback
 from deepseek_flash.decoder.service import DecoderService
 from deepseek_flash.stage import internal_error, open_stage
-from deepseek_flash.triton_io import has_input, read_sealed
+from deepseek_flash.triton_io import call_cache, has_input, read_sealed
 from deepseek_flash.triton_metrics import MetricsPublisher
 
 
@@ -16,7 +17,10 @@ class TritonPythonModel:
     def initialize(self, args):
         self._stage = stage = open_stage(args, DecoderConfig)
         engine = start_engine(read_engine_args(stage.model_json, os.environ), os.environ)
-        self._service = DecoderService(engine, stage.runtime, stage.recorder)
+        self._feedback = BackgroundFeedback(
+            lambda message: call_cache(message, stage.runtime.secret), stage.recorder
+        )
+        self._service = DecoderService(engine, stage.runtime, stage.recorder, self._feedback)
         self._metrics = MetricsPublisher(
             args["model_name"], stage.recorder, metrics.DECODER_METRICS, self._service.set_gauges
         )
@@ -41,3 +45,4 @@ class TritonPythonModel:
     def finalize(self):
         self._metrics.close()
         self._service.close()
+        self._feedback.close()

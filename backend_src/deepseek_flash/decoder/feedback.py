@@ -1,0 +1,108 @@
+"""Tells the cache how generations ended, and asks it for neighbours, without anybody waiting.
+
+Calls between Triton models (BLS) block, so each kind has a thread and a bounded queue. What does
+not fit is dropped and counted: the cache learns less, and no stream is late.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from deepseek_flash import metrics
+from deepseek_flash.contract import CacheReport, Neighbours, NeighboursQuery, Outcome
+
+QUEUED = 256  # outcomes or questions that may wait
+
+log = logging.getLogger("deepseek_flash")
+
+Ask = Callable[[Outcome | NeighboursQuery], Neighbours | CacheReport]
+
+
+class Feedback(Protocol):
+    """What generations need of it. ``then`` is called from another thread, exactly once."""
+
+    def tell(self, outcome: Outcome, then: Callable[[], None]) -> None: ...
+    def ask(self, query: NeighboursQuery, then: Callable[[Neighbours], None]) -> None: ...
+
+
+class BackgroundFeedback:
+    """Feedback by a blocking call ``ask``, which is given one message at a time and thread."""
+
+    def __init__(self, ask: Ask, recorder: metrics.Recorder) -> None:
+        self._ask = ask
+        self._recorder = recorder
+        self._outcomes = _Worker("outcomes")
+        self._questions = _Worker("neighbours")
+
+    def tell(self, outcome: Outcome, then: Callable[[], None]) -> None:
+        def job() -> None:
+            try:
+                self._call(outcome)
+            finally:
+                then()
+
+        if not self._outcomes.put(job):
+            self._dropped("outcome")
+            then()
+
+    def ask(self, query: NeighboursQuery, then: Callable[[Neighbours], None]) -> None:
+        """``then`` is not called where there is no answer: a guess less."""
+
+        def job() -> None:
+            answer = self._call(query)
+            if isinstance(answer, Neighbours):
+                then(answer)
+
+        if not self._questions.put(job):
+            self._dropped("neighbours")
+
+    def close(self) -> None:
+        """Forget what is queued and stop."""
+        self._outcomes.close()
+        self._questions.close()
+
+    def _call(self, message: Outcome | NeighboursQuery) -> Neighbours | CacheReport | None:
+        try:
+            return self._ask(message)
+        except Exception as error:  # the cache's fault is nobody's answer
+            log.warning("dflash_cache did not take a message: %s", error)
+            self._recorder.count(metrics.FEEDBACK_DROPPED, labels=(("reason", "error"),))
+            return None
+
+    def _dropped(self, what: str) -> None:
+        self._recorder.count(metrics.FEEDBACK_DROPPED, labels=(("reason", f"{what}_queue_full"),))
+
+
+class _Worker:
+    """A thread that runs jobs one after another, at most ``QUEUED`` of them waiting."""
+
+    def __init__(self, name: str) -> None:
+        self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue(QUEUED)
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def put(self, job: Callable[[], None]) -> bool:
+        try:
+            self._jobs.put_nowait(job)
+        except queue.Full:
+            return False
+        return True
+
+    def close(self) -> None:
+        self._stopping = True
+        while self._thread.is_alive():
+            try:
+                self._jobs.put_nowait(None)
+                break
+            except queue.Full:
+                self._thread.join(timeout=0.05)
+        self._thread.join(timeout=5)
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None and not self._stopping:
+            job()

@@ -1,0 +1,57 @@
+"""What a generation brings, piece by piece, wherever it comes from: the engine or a replay."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vllm.outputs import RequestOutput
+
+
+class Path(StrEnum):
+    """How tokens were made: label of the metric."""
+
+    FAST = "fast"  # without the model: replayed, or shared with an identical request
+    BURST = "burst"
+    SLOW = "slow"  # one ordinary decode step each
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """New text and tokens of one choice. Names and meaning are vLLM's ``CompletionOutput``."""
+
+    index: int
+    text: str
+    token_ids: Sequence[int]
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None  # a stop string, or the stop token; None at the EOS
+    cumulative_logprob: float | None = None
+    logprobs: Sequence[dict[int, Any]] | None = None  # token id → logprob, rank, decoded_token
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Pieces that belong together; ``finished``: no choice goes on."""
+
+    pieces: tuple[Piece, ...]
+    finished: bool
+    path: Path = Path.SLOW
+
+
+Outputs = AsyncGenerator[Output, None]
+
+
+def from_vllm(output: RequestOutput) -> Output:
+    return Output(
+        tuple(
+            Piece(
+                choice.index, choice.text, choice.token_ids, choice.finish_reason,
+                choice.stop_reason, choice.cumulative_logprob, choice.logprobs,
+            )
+            for choice in output.outputs
+        ),
+        output.finished,
+    )  # fmt: skip
