@@ -1,10 +1,11 @@
-"""Traces: what is made is as it was ordered, and a log is read or refused by line and field."""
+"""Traces as they are made, read and replayed."""
 
 import itertools
 import json
 from collections import Counter
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,6 +20,7 @@ from loadtest.bench.trace import (
     read_jsonl,
     write_jsonl,
 )
+from loadtest.bench.trace_windows import area, detect, detection, lay_out, replay, variants
 
 USER = {"role": "user", "content": "a"}
 
@@ -151,3 +153,70 @@ def test_bytes_that_are_no_text_are_named(tmp_path):
     (tmp_path / "log").write_bytes(b'{"text": "\xff"}')
     with pytest.raises(TraceError, match="line 1: line: "):
         read_jsonl(tmp_path / "log")
+
+
+# -- the simulator ---------------------------------------------------------------------------
+
+
+def encode(text):
+    return list(text.encode())
+
+
+def test_a_prompt_goes_on_where_the_sessions_last_answer_ended():
+    latest = {}
+    for turn in lay_out(generate(6, 5, 12, tenants=2), encode):
+        ids, starts = turn.plan.prompt_token_ids, turn.plan.turn_starts
+        before = latest.get(turn.event.session)
+        if before:
+            told = before.plan.prompt_token_ids + before.answer
+            assert ids[: len(told)] == told
+            assert set(starts[:-1]) <= set(before.plan.turn_starts)
+        assert len(starts) == min(turn.event.turn + 1, 8)  # what a real prompt tells
+        assert bytes(turn.own_ids).decode() == (
+            f"<|im_start|>user\n{turn.event.text}<|im_end|>\n<|im_start|>assistant\n"
+        )
+        assert 20 <= len(turn.answer) <= 120
+        latest[turn.event.session] = turn
+
+
+def test_a_known_history_is_taken_as_it_is_and_a_question_has_one_answer():
+    history = (("system", "s"), ("user", "a"), ("assistant", "b"))
+    with_history, alone = lay_out([Event("q", "x", history=history), Event("q")], encode)
+    ids, (first, last) = with_history.plan.prompt_token_ids, with_history.plan.turn_starts
+    assert bytes(ids[:last]).count(b"<|im_start|>") == 3 and b"user\na" in bytes(ids[first:last])
+    assert with_history.answer == alone.answer and with_history.own_ids == alone.own_ids
+    assert len(alone.plan.turn_starts) == 1
+
+
+def test_each_kind_of_windows_does_what_its_name_says():
+    turns = lay_out(generate(7, 12, 10, 0.3), encode)
+    rows = {variant.name: replay(turns, variant, 24) for variant in variants(turns, [])}
+    lru, turn_by_turn = rows["none: plain LRU"], rows["each turn, nothing closed"]
+    assert (lru["windows_closed"], lru["invalidated"]) == (0, 0)
+    assert set(lru["evictions"]) == set(turn_by_turn["evictions"]) == {"capacity"}
+    labelled = rows["semantic, by labels"]
+    # The very first state deviates from nothing, so the switch after it may go unseen.
+    switches = sum(turn.event.is_switch for turn in turns)
+    assert switches - 1 <= labelled["windows_closed"] <= switches
+    assert labelled["precision"] == 1.0 and labelled["recall"] > 0.95
+    assert labelled["invalidated"] > 0 < labelled["evictions"]["window"]
+    closed = [rows[f"fixed, {tokens} tokens"]["windows_closed"] for tokens in (512, 1024, 4096)]
+    assert closed == sorted(closed, reverse=True) and closed[0] > 0
+    assert turn_by_turn["window"] > lru["window"] > 0
+    for row in rows.values():
+        assert row["hits"] == row["exact"] + row["window"] <= 1
+
+
+def test_a_detector_is_judged_by_the_labels():
+    turns = lay_out(generate(8, 6, 10, 0.3), encode)
+    knowing = torch.eye(5)[[TOPICS.index(turn.event.topic) for turn in turns]]
+    sessions = {turn.event.session for turn in turns}
+    assert area(turns, list(knowing)) == 1.0
+    assert detect(list(zip(turns, knowing)), 0.5, sessions)["f1"] == 1.0
+    assert area(turns, [torch.zeros(5)] * len(turns)) == 0.5
+    ignorant = torch.ones(len(turns), 5)
+    assert detect(list(zip(turns, ignorant)), 0.5, sessions)["recall"] == 0.0
+    everywhere = detection(turns, [True] * len(turns))
+    share = sum(turn.event.is_switch for turn in turns) / len(turns)
+    assert (everywhere["precision"], everywhere["recall"]) == (share, 1.0)
+    assert everywhere["f1"] == pytest.approx(2 * share / (share + 1))

@@ -7,12 +7,11 @@ not fit is dropped and counted: the cache learns less, and no stream is late.
 from __future__ import annotations
 
 import logging
-import queue
-import threading
 from collections.abc import Callable
 from typing import Protocol
 
 from deepseek_flash import metrics
+from deepseek_flash.background import BackgroundWorker
 from deepseek_flash.contract import CacheReport, Neighbours, NeighboursQuery, Outcome
 
 QUEUED = 256  # outcomes or questions that may wait
@@ -35,8 +34,8 @@ class BackgroundFeedback:
     def __init__(self, ask: Ask, recorder: metrics.Recorder) -> None:
         self._ask = ask
         self._recorder = recorder
-        self._outcomes = _Worker("outcomes")
-        self._questions = _Worker("neighbours")
+        self._outcomes = BackgroundWorker("outcomes", QUEUED)
+        self._questions = BackgroundWorker("neighbours", QUEUED)
 
     def tell(self, outcome: Outcome, then: Callable[[], None]) -> None:
         def job() -> None:
@@ -75,34 +74,3 @@ class BackgroundFeedback:
 
     def _dropped(self, what: str) -> None:
         self._recorder.count(metrics.FEEDBACK_DROPPED, labels=(("reason", f"{what}_queue_full"),))
-
-
-class _Worker:
-    """A thread that runs jobs one after another, at most ``QUEUED`` of them waiting."""
-
-    def __init__(self, name: str) -> None:
-        self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue(QUEUED)
-        self._stopping = False
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
-
-    def put(self, job: Callable[[], None]) -> bool:
-        try:
-            self._jobs.put_nowait(job)
-        except queue.Full:
-            return False
-        return True
-
-    def close(self) -> None:
-        self._stopping = True
-        while self._thread.is_alive():
-            try:
-                self._jobs.put_nowait(None)
-                break
-            except queue.Full:
-                self._thread.join(timeout=0.05)
-        self._thread.join(timeout=5)
-
-    def _run(self) -> None:
-        while (job := self._jobs.get()) is not None and not self._stopping:
-            job()

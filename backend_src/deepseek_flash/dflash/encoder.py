@@ -50,7 +50,6 @@ class PrefixEncoder:
         layers: int = 3,
         window: int = 512,
         revision: str | None = None,
-        trust_remote_code: bool = False,
     ) -> PrefixEncoder:
         """Read a checkpoint's first ``layers`` layers; float32 on a CPU, else its own dtype.
 
@@ -59,14 +58,11 @@ class PrefixEncoder:
 
         Args:
             model: a directory, or a name of the Hugging Face hub.
-            trust_remote_code: the engine's setting, without effect here: like vLLM, the encoder
-                runs the library's code for these families, never the checkpoint's.
         Raises:
             EncoderUnsupported: another family, fewer layers, or anything that fails on the way to
                 a first finite state.
             ValueError: layers or window under 1.
         """
-        del trust_remote_code
         if min(layers, window) < 1:
             raise ValueError(f"layers, window: must be at least 1, got {layers} and {window}")
         try:

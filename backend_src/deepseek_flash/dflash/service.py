@@ -7,12 +7,8 @@ state.
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import os
-import queue
 import sys
-import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -20,6 +16,7 @@ from dataclasses import replace
 
 import torch
 
+from deepseek_flash.background import BackgroundWorker
 from deepseek_flash.contract import (
     CacheOrder,
     CacheReport,
@@ -39,7 +36,6 @@ from deepseek_flash.dflash.payoff import Payoff
 QUEUED_UPDATES = 1024
 QUEUED_ENCODINGS = 16
 REMEMBERED_STATES = 64  # of questions whose outcome is still to come
-TIDY_SECONDS = 1.0  # between two looks at what has aged, when nothing else happens
 NICE = 10  # of the encoder's thread: it must not take a core from whoever generates
 
 log = logging.getLogger("deepseek_flash")
@@ -67,8 +63,8 @@ class CacheService:
         self._observer = observer
         self._encoder = encoder
         self._states: OrderedDict[str, torch.Tensor] = OrderedDict()  # the encoder thread's
-        self._updates = _Worker("updater", QUEUED_UPDATES, self._tidy)
-        self._encodings = _Worker("encoder", QUEUED_ENCODINGS, lambda: None, NICE)
+        self._updates = BackgroundWorker("updater", QUEUED_UPDATES, self._tidy)
+        self._encodings = BackgroundWorker("encoder", QUEUED_ENCODINGS, nice=NICE)
 
     def lookup(self, plan: RequestPlan) -> Lookup:
         """What the cache knows. Never raises: what cannot be looked up is a miss."""
@@ -198,50 +194,3 @@ class NullService:
 
     def close(self) -> None:
         pass
-
-
-class _Worker:
-    """A thread that runs jobs one after another, at most ``most`` of them waiting.
-
-    ``tidy`` is called now and then between jobs, ``nice`` added to the thread's niceness.
-    """
-
-    def __init__(self, name: str, most: int, tidy: Callable[[], None], nice: int = 0) -> None:
-        self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue(most)
-        self._stopping = False
-        self._tidy, self._nice = tidy, nice
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
-
-    @property
-    def full(self) -> bool:
-        return self._jobs.full()
-
-    def put(self, job: Callable[[], None]) -> bool:
-        """False where there is no place."""
-        if self._stopping:
-            return False
-        try:
-            self._jobs.put_nowait(job)
-        except queue.Full:
-            return False
-        return True
-
-    def close(self) -> None:
-        self._stopping = True
-        with contextlib.suppress(queue.Full):
-            self._jobs.put_nowait(None)
-        self._thread.join(timeout=5)
-
-    def _run(self) -> None:
-        if self._nice:
-            # Linux knows a thread as a process of its own here; nice() would take the whole.
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._nice)
-        tidied = time.monotonic()
-        while not self._stopping:
-            with contextlib.suppress(queue.Empty):
-                if (job := self._jobs.get(timeout=TIDY_SECONDS)) is not None:
-                    job()
-            if time.monotonic() - tidied >= TIDY_SECONDS:
-                tidied = time.monotonic()
-                self._tidy()
