@@ -17,7 +17,7 @@ OPERATE := --host $(HOST) --http-port $(HTTP_PORT) --grpc-port $(GRPC_PORT)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-dev serve drain test unit integration lint type health config chat client \
-        env dflash-stats dflash-flush bench-overhead bench-parity clean
+        env dflash-stats dflash-flush bench-overhead bench-parity bench-dflash clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-16s %s\n", $$1, $$2}'
@@ -78,6 +78,17 @@ bench-overhead: setup ## what the ensemble costs against vLLM called directly
 
 bench-parity: setup ## greedy text through the ensemble against vLLM called directly, token by token
 	@$(VENV) -m loadtest.bench.parity --model $(MODEL)
+
+DFLASH_table := dflash_table
+DFLASH_windows := trace_windows --model $(MODEL)
+DFLASH_traffic := dflash_served --model $(MODEL)
+DFLASH_parity := dflash_parity --model $(MODEL)
+PART ?= table windows traffic parity
+# A part that misses its aim does not keep the others from running; Ctrl-C does.
+bench-dflash: setup ## what the DFlash cache gives and costs; PART=table|windows|traffic|parity for one
+	@trap : INT; failed=0; $(foreach part,$(PART),$(VENV) -m \
+	loadtest.bench.$(or $(DFLASH_$(part)),$(error PART: there is no part "$(part)")) \
+	|| { failed=$$?; [ $$failed -ne 130 ] || exit 130; };) exit $$failed
 
 clean: ## remove what set-up made
 	rm -rf .venv build loadtest/out .mypy_cache .ruff_cache .pytest_cache .hypothesis

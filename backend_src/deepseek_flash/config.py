@@ -108,7 +108,9 @@ class CacheConfig:
         low=0, high=1 << 20,
     )  # fmt: skip
     dflash_windows: str = _setting(
-        "semantic", "what ends a session's window: semantic or none", pattern=r"semantic|none"
+        "none",
+        "what ends a session's window: a change of topic (semantic); none: each turn is one",
+        pattern=r"semantic|none",
     )
     dflash_semantic: str = _setting(
         "auto",

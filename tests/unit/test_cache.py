@@ -158,6 +158,14 @@ def test_window_drafts_are_chained_and_cut_to_the_budget():
     assert cache.lookup(short).drafts == (1, 2, 3, 4)
 
 
+def test_without_semantic_windows_each_turn_is_one():
+    cache = make()
+    session = {"session_id": "s"}
+    store(cache, prompt=(1, 2), turn_starts=(1,), **session)
+    store(cache, (7, 7), prompt=(1, 2, 3, 4), turn_starts=(1, 3), **session)
+    assert cache.lookup(ask(prompt=(9, 4), turn_starts=(1,))).drafts == (7, 7)
+
+
 def test_drafts_serve_whatever_settings_made_them():
     cache = make()
     store(cache, prompt=(1, 8, 9), turn_starts=(1,))
@@ -347,6 +355,9 @@ def test_what_lookups_used_goes_last():
     assert found(cache, prompt=(0,))
     store(cache, prompt=(3,))
     assert found(cache, prompt=(0,)) and not found(cache, prompt=(1,))
+    for number in range(4, 20):  # passing traffic, each asked once
+        store(cache, prompt=(number,))
+    assert found(cache, prompt=(0,)), "what was used again is protected"
 
 
 def test_a_lookup_changes_nothing():

@@ -20,6 +20,7 @@ from deepseek_flash.dflash import payoff as payoff_module
 from deepseek_flash.dflash.observer import Observer
 from deepseek_flash.dflash.payoff import Payoff
 from deepseek_flash.dflash.service import QUEUED_ENCODINGS, CacheService, NullService
+from deepseek_flash.dflash.windows import SemanticWindows
 
 from tests.unit.stack import plan_for
 from tests.unit.test_cache import make
@@ -43,9 +44,9 @@ class FakeEncoder:
 
 
 class Harness:
-    def __init__(self, encoder=None, semantic="on"):
+    def __init__(self, encoder=None, semantic="on", windows="none"):
         self.recorder = metrics.Recorder()
-        self.cache = make()
+        self.cache = make(windows=SemanticWindows(windows))
         self.encoder = encoder
         self.service = CacheService(self.cache, Observer(self.recorder), encoder, semantic)
 
@@ -172,13 +173,16 @@ def test_questions_that_find_no_place_are_answered_at_once(harness):
     encoder.gate.set()
 
 
-def test_a_session_is_encoded_even_when_neighbours_do_not_pay(harness):
+def test_a_session_is_encoded_for_its_windows_even_when_neighbours_do_not_pay(harness):
     encoder = FakeEncoder()
-    h = harness(encoder, semantic="off")
+    h = harness(encoder, semantic="off", windows="semantic")
     h.tell((1,))
     assert not encoder.calls and not h.service.lookup(plan_for((2,))).ask_neighbours
-    h.tell((2,), session_id="s", turn_starts=(0,))
-    assert encoder.calls == [(2,)]
+    h.tell((9, 8, 2), session_id="s", turn_starts=(0, 2))
+    assert encoder.calls == [(2,)], "the turn alone"
+    plain = harness(encoder := FakeEncoder(), semantic="off")
+    plain.tell((2,), session_id="s", turn_starts=(0,))
+    assert not encoder.calls
 
 
 def test_orders(harness):

@@ -1,5 +1,6 @@
 """Traces as they are made, read and replayed."""
 
+import dataclasses
 import itertools
 import json
 from collections import Counter
@@ -20,7 +21,15 @@ from loadtest.bench.trace import (
     read_jsonl,
     write_jsonl,
 )
-from loadtest.bench.trace_windows import area, detect, detection, lay_out, replay, variants
+from loadtest.bench.trace_detector import (
+    IN_CONTEXT,
+    area,
+    detect,
+    detection,
+    generate_in_context,
+    lay_out,
+)
+from loadtest.bench.trace_windows import FIXED, LRU, replay, variants, verdict
 
 USER = {"role": "user", "content": "a"}
 
@@ -188,23 +197,102 @@ def test_a_known_history_is_taken_as_it_is_and_a_question_has_one_answer():
     assert len(alone.plan.turn_starts) == 1
 
 
+@given(st.integers(0, 2**32), st.floats(0, 1), st.integers(1, 8))
+def test_as_many_turns_follow_up_as_was_ordered(seed, share, turns):
+    shares = share, share, 0.0
+    events, again, alone = (generate_in_context(seed, it, sessions=4, turns=turns) for it in shares)
+    assert events == again
+    able = [event.turn > 0 and not event.is_switch for event in alone]
+    changed = [event.text != before.text for event, before in zip(events, alone, strict=True)]
+    assert sum(changed) == min(sum(able), round(share * len(events)))
+    for event, before, change, may in zip(events, alone, changed, able, strict=True):
+        assert (may or not change) and (event.text in IN_CONTEXT[event.topic]) is change
+        assert dataclasses.replace(event, text=before.text) == before
+
+
+def answers(*texts, session="s"):
+    return [turn.answer for turn in lay_out([Event(text, session) for text in texts], encode)]
+
+
+def test_a_follow_ups_answer_depends_on_all_that_it_follows():
+    first, second = IN_CONTEXT["code"][:2]
+    q, after_q, both, again, r, after_r = answers("q", first, second, "q", "r", first)
+    assert q == again and len({q, after_q, both, r, after_r}) == 5
+    assert answers("r", "q", first)[-1] == after_q  # but not on what was before
+    assert answers("q", second, first)[-1] not in (after_q, both)
+    (alone,) = answers(first)
+    assert alone == answers("q", first, session="")[-1] != after_q
+    history = (("user", "q"), ("assistant", "a"))
+    assert lay_out([Event(first, history=history)], encode)[0].answer == after_q
+
+
+LABELS = "semantic, by labels"
+KEYS, CLOSING = LABELS + ": keys, nothing closed", LABELS + ": turn keys, closing"
+
+
+def replayed(context_share, capacity=24):
+    events = generate_in_context(7, context_share, sessions=10, switch_probability=0.3)
+    turns = lay_out(events, encode)
+    return turns, {kind.name: replay(turns, kind, capacity) for kind in variants(turns, [])}
+
+
 def test_each_kind_of_windows_does_what_its_name_says():
-    turns = lay_out(generate(7, 12, 10, 0.3), encode)
-    rows = {variant.name: replay(turns, variant, 24) for variant in variants(turns, [])}
-    lru, turn_by_turn = rows["none: plain LRU"], rows["each turn, nothing closed"]
-    assert (lru["windows_closed"], lru["invalidated"]) == (0, 0)
-    assert set(lru["evictions"]) == set(turn_by_turn["evictions"]) == {"capacity"}
-    labelled = rows["semantic, by labels"]
+    turns, rows = replayed(0.0)
+    lru, labelled, keys, closing = (rows[name] for name in (LRU.name, LABELS, KEYS, CLOSING))
+    for kept in (lru, keys):
+        assert kept["invalidated"] == 0 and set(kept["evictions"]) == {"capacity"}
     # The very first state deviates from nothing, so the switch after it may go unseen.
     switches = sum(turn.event.is_switch for turn in turns)
-    assert switches - 1 <= labelled["windows_closed"] <= switches
+    assert lru["windows_closed"] == 0 and switches - 1 <= labelled["windows_closed"] <= switches
     assert labelled["precision"] == 1.0 and labelled["recall"] > 0.95
-    assert labelled["invalidated"] > 0 < labelled["evictions"]["window"]
-    closed = [rows[f"fixed, {tokens} tokens"]["windows_closed"] for tokens in (512, 1024, 4096)]
+    for closed in (labelled, closing):
+        assert closed["windows_closed"] == keys["windows_closed"]
+        assert closed["invalidated"] > 0 < closed["evictions"]["window"]
+    closed = [rows[variant.name]["windows_closed"] for variant in FIXED]
     assert closed == sorted(closed, reverse=True) and closed[0] > 0
-    assert turn_by_turn["window"] > lru["window"] > 0
     for row in rows.values():
-        assert row["hits"] == row["exact"] + row["window"] <= 1
+        assert row["hits"] == pytest.approx(row["exact"] + row["window"])
+        assert row["useful"] == row["hits"] and row["draft_tokens_right"] == 1.0
+
+
+def test_where_nothing_is_evicted_keys_alone_decide():
+    _, rows = replayed(0.3, 256)
+    assert not any(row["evictions"] for row in rows.values())
+    assert rows[LRU.name]["hits"] == rows[CLOSING]["hits"] > rows[KEYS]["hits"]
+    assert rows[KEYS]["hits"] == rows[LABELS]["hits"] > 0
+
+
+def test_the_last_turn_alone_misleads_where_turns_follow_up():
+    _, rows = replayed(0.5)
+    for row in (rows[LRU.name], rows[CLOSING]):
+        assert row["exact"] <= row["useful"] < row["hits"] and row["draft_tokens_right"] < 0.9
+    # Where the windows are the topics, no turn follows up on what is not in its key.
+    assert rows[LABELS]["useful"] == rows[LABELS]["hits"] > 0
+
+
+def test_drafts_are_counted_by_hits_and_by_tokens():
+    follow_up = IN_CONTEXT["code"][0]
+    texts = [("a", "q"), ("a", follow_up), ("b", "r"), ("b", follow_up), ("c", "q")]
+    turns = lay_out([Event(text, session) for session, text in texts], encode)
+    row = replay(turns, LRU, 8)  # the last is exact, and so no draft
+    assert (row["exact"], row["window"], row["useful"]) == (0.2, 0.2, 0.2)
+    draft, answer = turns[1].answer, turns[3].answer
+    assert row["draft_tokens_right"] == sum(a == b for a, b in zip(draft, answer)) / len(draft) < 1
+
+
+def test_the_verdict_compares_at_the_same_capacity():
+    small, middle, large = (variant.name for variant in FIXED)
+    useful = {LRU.name: 0.5, small: 0.1, middle: 0.2, large: 0.4,
+              LABELS: 0.3, KEYS: 0.4, CLOSING: 0.6}  # fmt: skip
+    one = {name: {"useful": value, "invalidated": 10} for name, value in useful.items()}
+    one[LABELS]["invalidated"] = 5
+    lru, best, worst, _ = verdict({8: one, 16: {**one, small: {"useful": 0.6, "invalidated": 0}}})
+    assert "useful hits -40% to -40%" in lru
+    assert "keys alone -10.0 to -10.0, by closing alone +10.0 to +10.0" in lru
+    assert f"the best ({large}; {small}): useful hits -50% to -25%" in best
+    assert "invalidations -50% to -50%" in best  # nothing to compare with at 16
+    assert f"the worst ({small}; {middle}): useful hits +50% to +200%" in worst
+    assert verdict({8: {LRU.name: one[LRU.name]}})[0].startswith("No verdict")
 
 
 def test_a_detector_is_judged_by_the_labels():

@@ -7,6 +7,7 @@ updater (``dflash.service``): so a lookup never waits, and no update meets anoth
 from __future__ import annotations
 
 import time
+from array import array
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 
@@ -33,10 +34,10 @@ from deepseek_flash.dflash.fingerprint import (
 from deepseek_flash.dflash.neighbours import RunningMoments, nearest
 from deepseek_flash.dflash.references import score
 from deepseek_flash.dflash.table import Table
-from deepseek_flash.dflash.windows import SemanticWindows
+from deepseek_flash.dflash.windows import Policy, SemanticWindows, Window
 
 WINDOW_STARTS = 4  # contexts that a lookup tries for a window; each is hashed
-REMEMBERED = 512  # plans whose references wait for their outcome
+REMEMBERED = 128  # plans whose references wait for their outcome
 MOST_USES = 65536  # lookups that hit between two updates
 
 
@@ -80,38 +81,44 @@ class DFlashCache:
             return Lookup(plan.plan_id, plan.namespace, LookupResult.OFF)
         tenant = tenant_digest(plan.cache_salt, self._key)
         window = self.windows.current(tenant, plan.session_id)
+        prompt = array("i", plan.prompt_token_ids)  # once: it takes longer than the hash
         if replayable(plan):
             choices = 1 if plan.sampling.temperature == 0.0 else plan.sampling.n
-            found = [self._exact(plan, index, tenant, window.id) for index in range(choices)]
+            contexts = (
+                Fingerprint(self._key, identity(plan, self._key, index), prompt)
+                for index in range(choices)
+            )
+            budget = plan.sampling.max_tokens
+            found = [self._chain(context, tenant, window.id, budget) for context in contexts]
             replays = tuple(known for known in found if known is not None)
             if len(replays) == choices:
                 return Lookup(plan.plan_id, plan.namespace, LookupResult.EXACT, replays)
-        drafts = self._by_window(plan, tenant, window.id, window.start)
+        drafts = self._by_window(plan, prompt, tenant, window)
         result = LookupResult.WINDOW if drafts else LookupResult.MISS
         return Lookup(plan.plan_id, plan.namespace, result, drafts=drafts)
 
-    def _exact(
-        self, plan: RequestPlan, index: int, tenant: int, window: int
-    ) -> Continuation | None:
-        context = Fingerprint(self._key, identity(plan, self._key, index), plan.prompt_token_ids)
-        return self._chain(context, tenant, window, plan.sampling.max_tokens)
-
     def _by_window(
-        self, plan: RequestPlan, tenant: int, window: int, boundary: int
+        self, plan: RequestPlan, prompt: array[int], tenant: int, window: Window
     ) -> tuple[int, ...]:
         """Drafts by the last turns alone, from the session's last semantic boundary on."""
-        starts = [start for start in plan.turn_starts if start >= boundary]
+        starts = self._window_starts(plan, window.start)
         for start in dict.fromkeys([*starts[:1], *starts[-WINDOW_STARTS + 1 :]]):
-            context = self._turns(plan, start)
-            known = self._chain(context, tenant, window, plan.sampling.max_tokens, by_window=True)
+            turns = self._turns(plan, prompt[start:])
+            budget = plan.sampling.max_tokens
+            known = self._chain(turns, tenant, window.id, budget, by_window=True)
             if known is not None:
                 return known.token_ids
         return ()
 
-    def _turns(self, plan: RequestPlan, start: int) -> Fingerprint:
-        """The context that consists of the turns from ``start`` on."""
-        ids = plan.prompt_token_ids[start:]
-        return Fingerprint(self._key, draft_identity(plan, self._key), ids, window=True)
+    def _window_starts(self, plan: RequestPlan, boundary: int) -> Sequence[int]:
+        """Where the turns of the plan's window begin; the first is the window's own beginning."""
+        if not plan.session_id or self.windows.policy is Policy.NONE:
+            return plan.turn_starts[-1:]  # each turn is a window of its own
+        return [start for start in plan.turn_starts if start >= boundary]
+
+    def _turns(self, plan: RequestPlan, turns: Sequence[int]) -> Fingerprint:
+        """The context that consists of a prompt's last turns."""
+        return Fingerprint(self._key, draft_identity(plan, self._key), turns, window=True)
 
     def _chain(
         self,
@@ -124,14 +131,14 @@ class DFlashCache:
         """The blocks that go on from a context, until the answer ends or the budget is reached."""
         tokens: list[int] = []
         complete = False
-        while not complete and len(tokens) < budget:
+        while True:
             entry = self._proven(context, tenant, by_window)
             if entry is None:
                 break
             tokens += entry.tokens
             complete = entry.complete
             self._uses.append((entry.fingerprint, window))
-            if len(entry.tokens) < self.table.block:
+            if len(entry.tokens) < self.table.block or complete or len(tokens) >= budget:
                 break
             context.extend(entry.tokens)
         return Continuation(tuple(tokens), complete) if tokens else None
@@ -196,11 +203,10 @@ class DFlashCache:
         boundary: int,
     ) -> Iterator[Entry]:
         """An answer as entries of at most a block each, the first first."""
-        context = Fingerprint(self._key, identity(plan, self._key, index), plan.prompt_token_ids)
-        starts = [start for start in plan.turn_starts if start >= boundary]
-        if not plan.session_id:
-            starts = starts[-1:]
-        turns = self._turns(plan, starts[0]) if starts and index == 0 else None
+        prompt = array("i", plan.prompt_token_ids)
+        context = Fingerprint(self._key, identity(plan, self._key, index), prompt)
+        starts = self._window_starts(plan, boundary)
+        turns = self._turns(plan, prompt[starts[0] :]) if starts and index == 0 else None
         now, block, tokens = self._clock(), self.table.block, made.token_ids
         for begin in range(0, len(tokens), block):
             piece = tokens[begin : begin + block]
@@ -258,12 +264,13 @@ class DFlashCache:
             )
 
     def note_uses(self) -> None:
-        """Note in the table's order what lookups have used since the last call."""
+        """Note in the order of eviction what lookups have used since the last call."""
         while self._uses:
             fingerprint, window = self._uses.popleft()
             row = self.table.find(fingerprint)
             if row is not None:
                 self.table.touch(row, window)
+                self.table.promote(row)  # what is used again has proved its worth
 
     def flush(self, cache_salt: str | None = None) -> int:
         """Forget everything, or one tenant's entries; how many. What runs now is not stored."""

@@ -30,6 +30,7 @@ class RunningMoments:
         self.count = 0  # states seen
         self.mean = torch.zeros(hidden_size, device=device)
         self.variance = torch.zeros(hidden_size, device=device)
+        self._scratch = torch.empty(0, device=device)
 
     def add(self, state: torch.Tensor) -> None:
         """Count in one state: [hidden_size], on the device. What is not finite is passed over."""
@@ -40,15 +41,22 @@ class RunningMoments:
         self.mean.add_(delta, alpha=weight)
         self.variance.addcmul_(delta, delta, value=weight).mul_(1.0 - weight)
 
-    def standardise(self, states: torch.Tensor) -> torch.Tensor:
-        """[..., hidden_size] to deviations from the mean, float32; a new tensor.
+    def standardise(self, states: torch.Tensor, *, reuse: bool = False) -> torch.Tensor:
+        """[..., hidden_size] to deviations from the mean, float32.
+
+        A new tensor, or with ``reuse`` one that the next such call overwrites: a table's states
+        are megabytes, and to free as much at each search leaves the heap in holes.
 
         0 where a dimension has varied by no more than the rounding of its mean: it says nothing,
         and would say it loudly.
         """
         rounding = self.mean * torch.finfo(torch.float32).eps
         scale = torch.where(self.variance > rounding.square(), self.variance.rsqrt(), 0.0)
-        return (states.float() - self.mean).mul_(scale)
+        if not reuse:
+            return (states.float() - self.mean).mul_(scale)
+        if self._scratch.shape != states.shape:
+            self._scratch = torch.empty_like(states, dtype=torch.float32)
+        return torch.sub(states, self.mean, out=self._scratch).mul_(scale)
 
 
 def nearest(
@@ -76,7 +84,7 @@ def nearest(
         Nothing before two different states were seen: there is no deviation to compare by.
     """
     query = moments.standardise(state)
-    rows = moments.standardise(table.hidden)
+    rows = moments.standardise(table.hidden, reuse=True)
     norms = torch.linalg.vector_norm(rows, dim=1) * torch.linalg.vector_norm(query)
     # Not a number where nothing deviates: no comparison with it is true.
     cosines = (rows @ query / norms).clamp_(-1.0, 1.0)

@@ -32,6 +32,7 @@ from deepseek_flash.dflash.cache import DFlashCache
 from deepseek_flash.dflash.encoder import PrefixEncoder
 from deepseek_flash.dflash.observer import Observer
 from deepseek_flash.dflash.payoff import Payoff
+from deepseek_flash.dflash.windows import Policy
 
 QUEUED_UPDATES = 1024
 QUEUED_ENCODINGS = 16
@@ -122,8 +123,9 @@ class CacheService:
             state = self._state(plan) if state is None else state
             self._update(lambda: self._record(outcome, state), reply)
 
-        wanted = self._encoder is not None and (self.payoff.active or bool(plan.session_id))
-        if not wanted or not self._encodings.put(encode):
+        by_topic = self.cache.windows.policy is Policy.SEMANTIC
+        wanted = self.payoff.active or (bool(plan.session_id) and by_topic)
+        if self._encoder is None or not wanted or not self._encodings.put(encode):
             self._update(lambda: self._record(outcome, None), reply)
 
     def _update(self, job: Callable[[], Answer], reply: Reply) -> None:
@@ -146,7 +148,9 @@ class CacheService:
             return None
         begin = time.perf_counter()
         try:
-            state = self._encoder.encode(plan.prompt_token_ids)
+            # The turn's own tokens tell its topic better than the whole conversation (docs/log.md).
+            turn = plan.turn_starts[-1] if plan.turn_starts else 0
+            state = self._encoder.encode(plan.prompt_token_ids[turn:])
         except Exception:
             log.exception("the prefix encoder failed")
             return None

@@ -18,6 +18,7 @@ import torch
 
 # Six made traces (loadtest/bench/trace.py, 2,400 turns), SmolLM2, signatures of each turn's own
 # tokens. Best F1 of layer 3: 0.69 at 0.0 (0.67 here); of the last layer: 0.91 at 0.1 (0.90 here).
+# With 30 % follow-ups that name no topic ("make it shorter") it falls to 0.36 and 0.64.
 DEFAULT_THRESHOLD = 0.05
 
 
@@ -65,7 +66,7 @@ def _off_topic(session: _Session, turn: _Turn, threshold: float) -> bool:
     if session.direction is None or turn.signature is None:
         return False  # nothing to judge by
     direction = session.direction
-    return float(turn.signature @ direction / direction.norm().clamp_min(1e-12)) < threshold
+    return float(turn.signature @ direction / direction.norm()) < threshold
 
 
 def _too_long(session: _Session, turn: _Turn, threshold: float) -> bool:

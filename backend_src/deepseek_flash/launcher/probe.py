@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -100,7 +101,9 @@ def _infer(url: str, model: str, inputs: list[Any], timeout: float) -> Any:
             lambda result, error: answers.put((result, error)), stream_timeout=timeout
         )
         try:
-            client.async_stream_infer(model, inputs)
+            with contextlib.suppress(InferenceServerException):
+                # A stream that broke while it was opened tells why in its callback.
+                client.async_stream_infer(model, inputs)
             result, error = answers.get(timeout=timeout)
         except queue.Empty:
             raise TimeoutError(f"no answer within {timeout:g} s") from None
