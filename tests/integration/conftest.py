@@ -11,9 +11,9 @@ from deepseek_flash.launcher.environment import resolve_model
 from loadtest.bench.engine import PlainEngine, Run
 from loadtest.bench.prompts import PROMPTS
 from loadtest.bench.served import Served, serving
+from tests.integration.tenant import TOKENS, Cache, EngineRuns, Tenant
 
 MODEL = "tiny-deepseek"
-TOKENS = 24
 
 
 def pytest_collection_modifyitems(items):
@@ -50,3 +50,15 @@ def served(reference: Reference) -> Iterator[Served]:
     flags = ["--engine-args", '{"max_model_len": 2048}', "--probe-interval", "86400"]
     with serving(MODEL, flags) as server:
         yield server
+
+
+@pytest.fixture(scope="module")
+def engine_runs(served: Served) -> EngineRuns:
+    return EngineRuns(served)
+
+
+@pytest.fixture
+def tenant(
+    served: Served, reference: Reference, engine_runs: EngineRuns, request: pytest.FixtureRequest
+) -> Tenant:
+    return Tenant(served, Cache(served, reference.encoder), request.node.name, engine_runs)

@@ -108,9 +108,11 @@ def wait_for(condition, seconds, what):
     raise AssertionError(f"not within {seconds} s: {what}")
 
 
-def settled(served, name, **labels):
-    """A metric of the decoder or scheduler once all that happened so far is in it."""
-    models = ("dspark_scheduler", "deepseek_decoder")
+STAGES = ("dspark_scheduler", "dflash_cache", "deepseek_decoder")
+
+
+def settled(served, name, models=STAGES, **labels):
+    """A metric of these models once all that happened so far is in it."""
 
     def rounds():
         return [metric(served, "deepseek_flash_heartbeat_total", model=model) for model in models]

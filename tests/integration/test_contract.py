@@ -1,4 +1,7 @@
-"""The vLLM backend's tensor contract, as its public sample client and documents use it."""
+"""The vLLM backend's tensor contract, as its public sample client and documents use it.
+
+The answers compared are the engine's own; ``test_dflash`` has the replayed ones.
+"""
 
 import json
 
@@ -11,7 +14,8 @@ from clients.request import Answer, Request
 from loadtest.bench.prompts import PROMPTS
 from tests.integration.raw import Stream, generate, infer
 
-GREEDY = {"temperature": 0, "max_tokens": 8}
+ENGINE = {"use_dflash": False}
+GREEDY = {"temperature": 0, "max_tokens": 8, **ENGINE}
 ALL_RETURNS = {
     "return_finish_reason": True,
     "return_cumulative_logprob": True,
@@ -29,7 +33,7 @@ def sampling(**values):
 @pytest.mark.parametrize("stream", [False, True])
 def test_public_sample_request(served, stream):
     """NVIDIA's sample client: string-typed values, as tensor and as parameters."""
-    values = {"temperature": "0.1", "top_p": "0.95", "max_tokens": "12"}
+    values = {"temperature": "0.1", "top_p": "0.95", "max_tokens": "40"}
     fields = {"text_input": "Hello, my name is", "stream": stream}
     fields["sampling_parameters"] = json.dumps(values)
     responses, error = infer(served.grpc, fields, request_id="7", parameters=values)
@@ -118,7 +122,9 @@ def test_reserved_parameters_are_ignored(served):
 
 def test_choices(served):
     fields = {"text_input": "a", "exclude_input_in_output": True, **ALL_RETURNS}
-    fields["sampling_parameters"] = json.dumps({"n": 3, "temperature": 1, "max_tokens": 6})
+    fields["sampling_parameters"] = json.dumps(
+        {"n": 3, "temperature": 1, "max_tokens": 6, **ENGINE}
+    )
     (first,), error = infer(served.grpc, fields)
     assert error is None
     assert first["text_output"].shape == (3,)
@@ -139,7 +145,7 @@ def test_greedy_choices_are_equal(served):
 
 def test_streamed_choices(served):
     fields = {"text_input": "a", "stream": True, "return_finish_reason": True}
-    fields["sampling_parameters"] = json.dumps({"n": 2, "max_tokens": 6, "seed": 7})
+    fields["sampling_parameters"] = json.dumps({"n": 2, "max_tokens": 6, "seed": 7, **ENGINE})
     streamed, error = infer(served.grpc, fields)
     assert error is None
     assert all(response["text_output"].shape == (2,) for response in streamed)
@@ -151,7 +157,9 @@ def test_streamed_choices(served):
 def test_seeded_sampling_repeats(served):
     client = GrpcClient(served.grpc)
     answers = [
-        client.generate(Request(text="x", sampling={"seed": seed, "max_tokens": 16})).token_ids
+        client.generate(
+            Request(text="x", sampling={"seed": seed, "max_tokens": 16, **ENGINE})
+        ).token_ids
         for seed in (5, 5, 6)
     ]
     assert answers[0] == answers[1] != answers[2]
@@ -193,7 +201,7 @@ def test_streams_never_split_a_character(served):
     client = HttpClient(served.http)
     split = 0
     for prompt in PROMPTS[::4]:
-        request = Request(text=prompt, sampling={"temperature": 0, "max_tokens": 60})
+        request = Request(text=prompt, sampling={**GREEDY, "max_tokens": 60})
         whole = client.generate(request)
         url = f"{served.http}/v2/models/deepseek_flash/generate_stream"
         with httpx.stream("POST", url, json=request.fields(), timeout=60, trust_env=False) as r:
@@ -208,9 +216,9 @@ def test_streams_never_split_a_character(served):
 def test_stop_strings_do_not_leak(served):
     """The answer ends before the stop string, streamed or not (CB-09, CB-12)."""
     client = GrpcClient(served.grpc)
-    free = client.generate(Request(text="Hello", sampling={"temperature": 0, "max_tokens": 40}))
+    free = client.generate(Request(text="Hello", sampling={**GREEDY, "max_tokens": 40}))
     stop = free.text[10:13]
-    values = {"temperature": 0, "max_tokens": 40, "stop": ["\u0000never", stop]}
+    values = {**GREEDY, "max_tokens": 40, "stop": ["\u0000never", stop]}
     stopped = client.generate(Request(text="Hello", sampling=values))
     assert stopped.finish_reason == "stop"
     assert stopped.text == free.text[: free.text.index(stop)]

@@ -1,5 +1,6 @@
 """How a request ends before its last token: deadline, cancel, a client that is gone."""
 
+import json
 import secrets
 import signal
 import subprocess
@@ -111,18 +112,22 @@ def test_one_token_names_one_request(served):
 def test_equal_request_ids_do_not_collide(served):
     """CB-34: a client's request id is echoed and is never the engine's."""
     client = GrpcClient(served.grpc)
-    sampling = {"temperature": 0, "max_tokens": 12}
+    sampling = {"temperature": 0, "max_tokens": 12, "use_dflash": False}
     alone = [client.generate(Request(text=p, sampling=sampling)).text for p in ("one", "two")]
     with Stream(served.grpc) as first, Stream(served.grpc) as second:
         for stream, prompt in ((first, "one"), (second, "two")):
             fields = {
                 "text_input": prompt,
                 "exclude_input_in_output": True,
-                "sampling_parameters": '{"temperature": 0, "max_tokens": 12}',
+                "sampling_parameters": json.dumps(sampling),
             }
             stream.send("deepseek_flash", fields, request_id="same")
         texts = [stream.next()[0]["text_output"][0].decode() for stream in (first, second)]
     assert texts == alone
+
+
+# Each a run of its own: identical requests would share one.
+VANISHING = {"max_tokens": 1900, "ignore_eos": True, "use_dflash": False}
 
 
 def vanish_grpc(served):
@@ -131,7 +136,7 @@ def vanish_grpc(served):
             "text_input": "x",
             "stream": True,
             "request_timeout_ms": 8000,
-            "sampling_parameters": '{"max_tokens": 1900, "ignore_eos": true}',
+            "sampling_parameters": json.dumps(VANISHING),
         }
         stream.send("deepseek_flash", fields)
         stream.next()
@@ -139,7 +144,7 @@ def vanish_grpc(served):
 
 def vanish_http(served):
     body = {"text_input": "x", "stream": True, "request_timeout_ms": 8000}
-    body.update(max_tokens=1900, ignore_eos=True)
+    body.update(VANISHING)
     url = f"{served.http}/v2/models/deepseek_flash/generate_stream"
     with httpx.stream("POST", url, json=body, timeout=60, trust_env=False) as response:
         next(response.iter_raw())

@@ -11,6 +11,7 @@ from tests.integration.raw import metric as read_metric
     [
         ("dflash_cache", {}, "plan"),
         ("dflash_cache", {"plan": b"x" * 200}, "plan"),
+        ("dflash_cache", {"message": b"x" * 200}, "message"),
         ("deepseek_decoder", {"plan": b"", "lookup": b""}, "plan"),
         ("deepseek_decoder", {"plan": b"x" * 200, "lookup": b"y" * 200}, "plan"),
         ("deepseek_decoder", {"control": b"abort_all"}, "control"),
