@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import queue
 import threading
 import time
@@ -22,13 +21,12 @@ class BackgroundWorker:
 
     Args:
         tidy: called between jobs, about once a second.
-        nice: added to the thread's niceness, where the system knows that of a thread.
     """
 
-    def __init__(self, name: str, most: int, tidy: Job = lambda: None, nice: int = 0) -> None:
+    def __init__(self, name: str, most: int, tidy: Job = lambda: None) -> None:
         self._jobs: queue.Queue[Job | None] = queue.Queue(most)
         self._stopping = False
-        self._tidy, self._nice = tidy, nice
+        self._tidy = tidy
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -54,9 +52,6 @@ class BackgroundWorker:
         self._thread.join(timeout=5)
 
     def _run(self) -> None:
-        if self._nice:
-            # To Linux a thread is a process here; nice() would take all of them.
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._nice)
         tidied = time.monotonic()
         while not self._stopping:
             with contextlib.suppress(queue.Empty):

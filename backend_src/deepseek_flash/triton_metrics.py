@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,6 +19,10 @@ from deepseek_flash.metrics import (
 )
 
 INTERVAL_SECONDS = 1.0
+# After each call. Triton's stub frees a call's message in shared memory when it has its answer,
+# while the server's thread may still be about to wake up on a lock in it. If the next call's
+# message takes the place too early, that thread hangs or the server aborts (docs/platform.md).
+PAUSE_SECONDS = 0.01
 
 
 class MetricsPublisher:
@@ -38,8 +43,7 @@ class MetricsPublisher:
         self._before = before
         self._families: dict[str, Any] = {}
         self._metrics: dict[Series, Any] = {}
-        for metric in metrics:
-            self._show_from_the_start(metric)
+        self._zeros = metrics
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
         self._thread.start()
@@ -49,8 +53,10 @@ class MetricsPublisher:
         self._stop.set()
         self._thread.join(timeout=5)
         self._publish()
-        self._metrics.clear()
-        self._families.clear()
+        for kept in (self._metrics, self._families):  # a call each, too: it is deleted in Triton
+            while kept:
+                kept.popitem()
+                time.sleep(PAUSE_SECONDS)
 
     def _show_from_the_start(self, metric: Metric) -> None:
         """Series without labels are there with 0 before anything happened."""
@@ -64,6 +70,8 @@ class MetricsPublisher:
             self._family(plain_series(metric))
 
     def _run(self) -> None:
+        for metric in self._zeros:
+            self._show_from_the_start(metric)
         while not self._stop.wait(INTERVAL_SECONDS):
             self._publish()
 
@@ -75,10 +83,14 @@ class MetricsPublisher:
                 self._metric(series).set(value)
             elif value:
                 self._metric(series).increment(value)
+            else:
+                continue
+            time.sleep(PAUSE_SECONDS)
 
     def _metric(self, series: Series) -> Any:
         if series not in self._metrics:
             self._metrics[series] = self._family(series).Metric(labels=dict(series.labels))
+            time.sleep(PAUSE_SECONDS)
         return self._metrics[series]
 
     def _family(self, series: Series) -> Any:
@@ -88,6 +100,7 @@ class MetricsPublisher:
             self._families[series.name] = kinds(
                 name=series.name, description=series.help, kind=kind
             )
+            time.sleep(PAUSE_SECONDS)
         return self._families[series.name]
 
 

@@ -34,6 +34,9 @@ class FakeEncoder:
     def __init__(self):
         self.calls, self.gate, self.error = [], None, None
 
+    def close(self):
+        pass
+
     def encode(self, token_ids):
         self.calls.append(tuple(token_ids))
         if self.gate is not None:

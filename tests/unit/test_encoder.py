@@ -6,6 +6,7 @@ import logging
 import pytest
 import torch
 from deepseek_flash.dflash.encoder import EncoderUnsupported, PrefixEncoder
+from deepseek_flash.dflash.encoder_process import EncoderProcess
 from safetensors.torch import load_file, save_file
 
 CPU = torch.device("cpu")
@@ -205,3 +206,27 @@ def test_bad_tokens_are_refused(checkpoints, ids):
 def test_bad_sizes_are_refused(options):
     with pytest.raises(ValueError, match="must be at least 1"):
         PrefixEncoder.load("nowhere", device=CPU, **options)
+
+
+# -- in a process of its own -----------------------------------------------------------------
+
+
+def test_another_process_gives_the_same_states_and_its_end_is_told(checkpoints):
+    path = str(checkpoints["llama"][0])
+    other = EncoderProcess(path, device=CPU, window=8)
+    here = PrefixEncoder.load(path, device=CPU, window=8)
+    assert other.hidden_size == here.hidden_size
+    for ids in ([1], [3, 5, 7, 9]):
+        assert torch.equal(other.encode(ids), here.encode(ids))
+    with pytest.raises(ValueError, match="token_ids"):
+        other.encode([])
+    assert torch.equal(other.encode([1]), here.encode([1])), "a bad request is not its end"
+    other._process.kill()
+    with pytest.raises((OSError, EOFError)):
+        other.encode([1])
+    other.close()
+
+
+def test_a_process_that_cannot_encode_says_why(tmp_path):
+    with pytest.raises(EncoderUnsupported, match="nowhere"):
+        EncoderProcess(str(tmp_path / "nowhere"), device=CPU)

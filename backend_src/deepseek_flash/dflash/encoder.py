@@ -97,6 +97,9 @@ class PrefixEncoder:
             raise EncoderUnsupported(f"{model}: its states are not finite")
         return encoder
 
+    def close(self) -> None:
+        """Nothing to end: it is part of this process."""
+
     @torch.inference_mode()
     def encode(self, token_ids: Sequence[int]) -> torch.Tensor:
         """The state at the last position: [hidden_size], float32, on the encoder's device.

@@ -11,6 +11,7 @@ from deepseek_flash import metrics
 from deepseek_flash.config import CacheConfig
 from deepseek_flash.dflash.cache import DFlashCache
 from deepseek_flash.dflash.encoder import EncoderUnsupported, PrefixEncoder
+from deepseek_flash.dflash.encoder_process import EncoderProcess
 from deepseek_flash.dflash.fingerprint import FingerprintKey
 from deepseek_flash.dflash.observer import Observer
 from deepseek_flash.dflash.service import CacheService, NullService
@@ -60,11 +61,12 @@ def pick_device(name: str) -> torch.device:
 
 def _encoder(
     config: CacheConfig, engine_args: dict[str, Any], device: torch.device
-) -> PrefixEncoder | None:
+) -> PrefixEncoder | EncoderProcess | None:
     if config.dflash_semantic == "off" and config.dflash_windows == "none":
         return None
+    load = EncoderProcess if device.type == "cpu" else PrefixEncoder.load
     try:
-        return PrefixEncoder.load(
+        return load(
             engine_args["model"],
             device=device,
             window=config.dflash_encoder_window,

@@ -11,8 +11,9 @@ import logging
 import sys
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Protocol
 
 import torch
 
@@ -29,7 +30,6 @@ from deepseek_flash.contract import (
     RequestPlan,
 )
 from deepseek_flash.dflash.cache import DFlashCache
-from deepseek_flash.dflash.encoder import PrefixEncoder
 from deepseek_flash.dflash.observer import Observer
 from deepseek_flash.dflash.payoff import Payoff
 from deepseek_flash.dflash.windows import Policy
@@ -37,9 +37,16 @@ from deepseek_flash.dflash.windows import Policy
 QUEUED_UPDATES = 1024
 QUEUED_ENCODINGS = 16
 REMEMBERED_STATES = 64  # of questions whose outcome is still to come
-NICE = 10  # of the encoder's thread: it must not take a core from whoever generates
 
 log = logging.getLogger("deepseek_flash")
+
+
+class Encoder(Protocol):
+    """What is used of a PrefixEncoder, or of one in another process."""
+
+    def encode(self, token_ids: Sequence[int]) -> torch.Tensor: ...
+    def close(self) -> None: ...
+
 
 Message = Outcome | NeighboursQuery | CacheOrder
 Answer = Neighbours | CacheReport | Exception
@@ -53,7 +60,7 @@ class CacheService:
         self,
         cache: DFlashCache,
         observer: Observer,
-        encoder: PrefixEncoder | None = None,
+        encoder: Encoder | None = None,
         semantic: str = "off",
     ) -> None:
         """``semantic``: on, off or auto; without an encoder it is off."""
@@ -65,7 +72,7 @@ class CacheService:
         self._encoder = encoder
         self._states: OrderedDict[str, torch.Tensor] = OrderedDict()  # the encoder thread's
         self._updates = BackgroundWorker("updater", QUEUED_UPDATES, self._tidy)
-        self._encodings = BackgroundWorker("encoder", QUEUED_ENCODINGS, nice=NICE)
+        self._encodings = BackgroundWorker("encoder", QUEUED_ENCODINGS)
 
     def lookup(self, plan: RequestPlan) -> Lookup:
         """What the cache knows. Never raises: what cannot be looked up is a miss."""
@@ -97,6 +104,8 @@ class CacheService:
 
     def close(self) -> None:
         """Forget what is queued and stop."""
+        if self._encoder is not None:
+            self._encoder.close()  # first: its thread may be waiting for an answer
         self._encodings.close()
         self._updates.close()
 

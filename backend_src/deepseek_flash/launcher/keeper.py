@@ -96,7 +96,7 @@ class Launcher:
             while True:
                 self._start()
                 ready = self._wait_until_ready()
-                if not ready and not restarts and not self._stop.is_set():
+                if not (ready or restarts or self._crashed() or self._stop.is_set()):
                     return self._shut_down(1)  # it never worked: trying again would not help
                 problem = self._watch() if ready else "the server did not come up again"
                 if self._stop.is_set():
@@ -115,6 +115,11 @@ class Launcher:
             self._end_server(graceful=False)
             shutil.rmtree(self._directory / "runtime", ignore_errors=True)
             (self._directory / "serve.pid").unlink(missing_ok=True)
+
+    def _crashed(self) -> bool:
+        """Ended by a signal: on a busy machine Triton may abort while loading, and load then."""
+        status = self._server.exit_code if self._server is not None else None
+        return status is not None and status < 0
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self._drain = number == signal.SIGUSR1 and not self._stop.is_set()
