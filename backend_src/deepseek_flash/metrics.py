@@ -128,7 +128,7 @@ ENCODER_ACTIVE = Metric(
     "dflash_encoder_active", Kind.GAUGE, "1 while similar prompts are looked for"
 )
 ENCODER_SECONDS = Metric(
-    "dflash_encoder_seconds", Kind.HISTOGRAM, "Seconds of a run of the prefix encoder",
+    "dflash_encoder_seconds", Kind.HISTOGRAM, "Processor seconds of an encoding",
     (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0),
 )  # fmt: skip
 REFERENCE_TOKENS = Metric(

@@ -176,8 +176,10 @@ class DirectFeedback:
         for outcome, then in held:
             self.tell(outcome, then)
 
-    def ask(self, query, then):
+    def ask(self, query, then, wanted):
+        assert wanted()
         self.asked.append(query)
+        self.wanted = wanted
         then(Neighbours(query.plan.plan_id, ()))
 
 

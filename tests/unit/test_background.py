@@ -109,7 +109,7 @@ def test_a_cache_that_fails_is_counted_and_acknowledged_all_the_same():
         feedback.tell(outcome(), then.set)
         wait(then)
         asked = []
-        feedback.ask(NeighboursQuery(plan_for()), asked.append)
+        feedback.ask(NeighboursQuery(plan_for()), asked.append, lambda: True)
         feedback.close()
     assert harness.dropped()["error"] >= 1 and not asked
 
@@ -127,6 +127,20 @@ def test_what_finds_no_place_is_dropped_counted_and_never_waited_for(monkeypatch
         gate.opened.set()
 
 
+def test_a_question_that_came_too_late_is_not_asked():
+    calls, done = [], threading.Event()
+
+    def ask(message):
+        calls.append(message)
+        done.set()
+
+    with Feedback(ask) as feedback:
+        feedback.ask(NeighboursQuery(plan_for((1,))), calls.append, lambda: False)
+        feedback.ask(last := NeighboursQuery(plan_for((2,))), calls.append, lambda: True)
+        wait(done)
+    assert calls == [last]
+
+
 @pytest.mark.parametrize("answer", [Neighbours("plan", (Reference((1, 2), 0.5),)), None])
 def test_a_question_waits_for_no_outcome(answer):
     gate, answers, done = Gate(), [], threading.Event()
@@ -141,7 +155,7 @@ def test_a_question_waits_for_no_outcome(answer):
     with Feedback(ask) as feedback:
         feedback.tell(outcome(), lambda: None)
         wait(gate.entered)
-        feedback.ask(NeighboursQuery(plan_for()), answers.append)
+        feedback.ask(NeighboursQuery(plan_for()), answers.append, lambda: True)
         wait(done)
         gate.opened.set()
     assert answers == ([answer] if answer else [])

@@ -34,6 +34,8 @@ class FakeEncoder:
     def __init__(self):
         self.calls, self.gate, self.error = [], None, None
 
+    cost = 0.001
+
     def close(self):
         pass
 

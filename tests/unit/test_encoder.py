@@ -218,6 +218,7 @@ def test_another_process_gives_the_same_states_and_its_end_is_told(checkpoints):
     assert other.hidden_size == here.hidden_size
     for ids in ([1], [3, 5, 7, 9]):
         assert torch.equal(other.encode(ids), here.encode(ids))
+        assert 0 < other.cost < 60 and 0 < here.cost < 60
     with pytest.raises(ValueError, match="token_ids"):
         other.encode([])
     assert torch.equal(other.encode([1]), here.encode([1])), "a bad request is not its end"

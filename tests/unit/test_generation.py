@@ -417,3 +417,4 @@ def test_neighbours_are_asked_for_after_the_first_token_only():
     asyncio.run(main(stack.outputs(plan, lookup)))
     assert [query.plan for query in stack.feedback.asked] == [plan]
     assert stack.feedback.told[0].seconds_saved == 0.0
+    assert not stack.feedback.wanted(), "nobody needs an answer any more"

@@ -25,7 +25,9 @@ class Feedback(Protocol):
     """What generations need of it. ``then`` is called from another thread, exactly once."""
 
     def tell(self, outcome: Outcome, then: Callable[[], None]) -> None: ...
-    def ask(self, query: NeighboursQuery, then: Callable[[Neighbours], None]) -> None: ...
+    def ask(
+        self, query: NeighboursQuery, then: Callable[[Neighbours], None], wanted: Callable[[], bool]
+    ) -> None: ...
 
 
 class BackgroundFeedback:
@@ -48,10 +50,18 @@ class BackgroundFeedback:
             self._dropped("outcome")
             then()
 
-    def ask(self, query: NeighboursQuery, then: Callable[[Neighbours], None]) -> None:
-        """``then`` is not called where there is no answer: a guess less."""
+    def ask(
+        self, query: NeighboursQuery, then: Callable[[Neighbours], None], wanted: Callable[[], bool]
+    ) -> None:
+        """``then`` is not called where there is no answer: a guess less.
+
+        Args:
+            wanted: whether the answer is still of use; asked when the question's turn has come.
+        """
 
         def job() -> None:
+            if not wanted():
+                return
             answer = self._call(query)
             if isinstance(answer, Neighbours):
                 then(answer)

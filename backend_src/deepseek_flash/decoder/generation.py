@@ -107,14 +107,18 @@ class Generations:
 
     async def _watched(self, outputs: Outputs, result: _Result, lookup: Lookup) -> Outputs:
         """The run's outputs as they pass by; after the first, the cache is asked for neighbours."""
-        async with aclosing(outputs):
-            async for output in outputs:
-                result.add(output)
-                yield output
-                if lookup.ask_neighbours and not result.asked:
-                    # Only now: the first token never competes with the cache's encoder.
-                    result.asked = True
-                    self._feedback.ask(NeighboursQuery(result.plan), self._take_references)
+        try:
+            async with aclosing(outputs):
+                async for output in outputs:
+                    result.add(output)
+                    yield output
+                    if lookup.ask_neighbours and not result.asked:
+                        # Only now: the first token never competes with the cache's encoder.
+                        result.asked = True
+                        query = NeighboursQuery(result.plan)
+                        self._feedback.ask(query, self._take_references, lambda: result.running)
+        finally:
+            result.running = False
 
     def _take_references(self, neighbours: Neighbours) -> None:
         # DSpark's worker will draft from them; until it does, they are counted.
@@ -127,6 +131,7 @@ class _Result:
     def __init__(self, plan: RequestPlan) -> None:
         self.plan = plan
         self.asked = False  # for neighbours
+        self.running = True
         self._tokens: dict[int, list[int]] = {}
         self._complete: dict[int, bool | None] = {}
 

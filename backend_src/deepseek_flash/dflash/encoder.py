@@ -8,6 +8,7 @@ of these layers, at the last position: what the whole model has there, not an ap
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -35,6 +36,9 @@ class PrefixEncoder:
         """``model``: a base model of ``transformers`` without its final norm, on ``device``."""
         self.hidden_size, self.layers, self.window = hidden_size, layers, window
         self._model, self._device = model, device
+        self.cost = (
+            0.0  # seconds of this thread's processor or, on CUDA, of waiting: the last encode
+        )
         self._vocabulary: int = model.get_input_embeddings().num_embeddings
         # A stream of its own: a lookup on the default stream must not queue behind a prefill.
         self._stream: torch.cuda.Stream | None = None
@@ -113,6 +117,8 @@ class PrefixEncoder:
         ids = list(token_ids[-self.window :])
         if not ids or min(ids) < 0 or max(ids) >= self._vocabulary:
             raise ValueError(f"token_ids: must be 1 or more, each below {self._vocabulary}")
+        clock = time.thread_time if self._stream is None else time.perf_counter
+        begin = clock()
         with torch.cuda.stream(self._stream):  # None: stays where it is
             # Without a mask and a cache: plain causal attention over one sequence.
             inputs = torch.tensor([ids], device=self._device)
@@ -122,6 +128,7 @@ class PrefixEncoder:
             self._stream.synchronize()
             # Its memory must not go back to this stream while the caller's still reads it.
             state.record_stream(torch.cuda.current_stream(self._device))
+        self.cost = clock() - begin
         return state
 
 

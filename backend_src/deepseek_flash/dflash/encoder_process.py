@@ -46,6 +46,7 @@ class EncoderProcess:
             self.close()
             raise EncoderUnsupported(answer)
         self.hidden_size: int = answer
+        self.cost = 0.0
 
     def encode(self, token_ids: Sequence[int]) -> torch.Tensor:
         """As ``PrefixEncoder.encode``; the state is on the CPU.
@@ -57,7 +58,8 @@ class EncoderProcess:
         answer = self._receive(ENCODE_SECONDS)
         if isinstance(answer, str):
             raise ValueError(answer)
-        return torch.tensor(answer)
+        self.cost, state = answer
+        return torch.tensor(state)
 
     def close(self) -> None:
         """End the process."""
@@ -90,6 +92,7 @@ def _serve(pipe: Connection, model: str, options: dict[str, Any]) -> None:
         except (EOFError, OSError):  # the cache's process has ended
             return
         try:
-            pipe.send(encoder.encode(ids).tolist())
+            state = encoder.encode(ids).tolist()
+            pipe.send((encoder.cost, state))
         except ValueError as error:
             pipe.send(str(error))

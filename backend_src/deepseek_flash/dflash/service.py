@@ -44,6 +44,8 @@ log = logging.getLogger("deepseek_flash")
 class Encoder(Protocol):
     """What is used of a PrefixEncoder, or of one in another process."""
 
+    cost: float  # seconds that the last encoding took from others
+
     def encode(self, token_ids: Sequence[int]) -> torch.Tensor: ...
     def close(self) -> None: ...
 
@@ -155,7 +157,6 @@ class CacheService:
     def _state(self, plan: RequestPlan) -> torch.Tensor | None:
         if self._encoder is None:
             return None
-        begin = time.perf_counter()
         try:
             # The turn's own tokens tell its topic better than the whole conversation (docs/log.md).
             turn = plan.turn_starts[-1] if plan.turn_starts else 0
@@ -163,9 +164,8 @@ class CacheService:
         except Exception:
             log.exception("the prefix encoder failed")
             return None
-        seconds = time.perf_counter() - begin
-        self.payoff.spent(seconds)
-        self._observer.encoded(seconds)
+        self.payoff.spent(self._encoder.cost)
+        self._observer.encoded(self._encoder.cost)
         return state
 
     # -- the updater's thread ----------------------------------------------------------------
