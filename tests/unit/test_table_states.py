@@ -28,7 +28,7 @@ class TableMachine(RuleBasedStateMachine):
         sizes = {"block": BLOCK, "hidden_size": WIDTH, "tenant_quota": self.quota}
         self.table = Table(CAPACITY, device, **sizes)
         quota = self.quota or CAPACITY + 1
-        self.reference = ReferenceTable(CAPACITY, quota, self.table.protected_limit)
+        self.reference = ReferenceTable(CAPACITY, quota, self.table.order.protected_limit)
         self.memory = [tensor.data_ptr() for tensor in self.table.tensors]
         self.now = 0.0
 
@@ -114,7 +114,9 @@ class TableMachine(RuleBasedStateMachine):
             assert table.hidden[row].tolist() == [len(entry.tokens), entry.complete]
         assert sorted(rows, key=lambda fingerprint: uses[rows[fingerprint]]) == reference.uses
         for segment, expected in reference.order.items():  # who goes first
-            assert list(table._order[segment]) == [rows[fingerprint] for fingerprint in expected]
+            assert list(table.order.segments[segment]) == [
+                rows[fingerprint] for fingerprint in expected
+            ]
         assert {r: n for r, n in reference.evictions.items() if n} == table.evictions
         assert {o: n for o, n in reference.offers.items() if n} == table.offers
         assert [tensor.data_ptr() for tensor in table.tensors] == self.memory

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import functools
 from array import array
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import chain
 
 import torch
 
 from deepseek_flash.dflash.entry import SHARED, Entry, Eviction, Offer, Segment, WindowKey
+from deepseek_flash.dflash.order import EvictionOrder
 
 
 @dataclass(slots=True)
@@ -28,7 +28,6 @@ class _Row:
     tenant: int
     window: int
     created: float
-    segment: Segment = Segment.PROBATION
     used: int = 0
     window_key: WindowKey | None = None
 
@@ -67,17 +66,11 @@ class Table:
         tenant_quota: int | None = None,
         protected_share: float = 0.8,
     ) -> None:
-        """``tenant_quota``: most entries of one tenant; None: a fair share.
-
-        That is: a tenant has what room there is, and once there is none, a tenant with more than
-        capacity / tenants entries makes room before one with fewer does. Raises ValueError.
-        """
-        quota = capacity if tenant_quota is None else tenant_quota
-        if min(capacity, block, quota) < 1 or hidden_size < 0 or not 0 <= protected_share <= 1:
-            raise ValueError("capacity, block, tenant_quota, hidden_size or protected_share")
+        """``tenant_quota``, ``protected_share``: see ``EvictionOrder``. Raises ValueError."""
+        if min(capacity, block) < 1 or hidden_size < 0:
+            raise ValueError("capacity, block or hidden_size")
         self.capacity, self.block = capacity, block
-        self.quota = quota if quota < capacity else capacity + 1  # never reached
-        self.protected_limit = int(capacity * protected_share)
+        self.order = EvictionOrder(capacity, tenant_quota, protected_share)
         zeros = functools.partial(torch.zeros, device=device)
         # The whole numbers share one tensor: an entry is read and written in one transfer of them.
         self.numbers = zeros((capacity, 13), dtype=torch.int64)
@@ -96,10 +89,6 @@ class Table:
         self._window_index: dict[int, int] = {}  # window's fingerprint -> row
         self._rows: list[_Row | None] = [None] * capacity
         self._free = list(range(capacity))
-        # Rows by segment, the first to go first.
-        self._order: dict[Segment, OrderedDict[int, None]]
-        self._order = {segment: OrderedDict() for segment in Segment if segment}
-        self._tenants: Counter[int] = Counter()
 
     def __len__(self) -> int:
         return len(self._index)
@@ -107,7 +96,7 @@ class Table:
     @property
     def tenant_count(self) -> int:
         """How many tenants have entries."""
-        return len(self._tenants)
+        return len(self.order.tenants)
 
     @property
     def window_count(self) -> int:
@@ -178,8 +167,8 @@ class Table:
             evicted = self._make_room(entry.tenant)
             row = self._free.pop()
             kept = _Row(entry.fingerprint, entry.tenant, entry.window, entry.created)
-            self._rows[row], self._order[kept.segment][row] = kept, None
-            self._tenants[kept.tenant] += 1
+            self._rows[row] = kept
+            self.order.add(row, entry.tenant)
         if offer in (Offer.STORED, Offer.EXTENDED):
             self._write(row, entry, ids, hidden)
         self.offers[offer] += 1
@@ -196,7 +185,7 @@ class Table:
         and comes back on probation if its own was closed. Raises KeyError for a free row.
         """
         kept = self._row(row)
-        segment = kept.segment
+        segment = self.order.segment_of(row)
         if window is not None and window != kept.window:
             self.window[row] = kept.window = SHARED
             segment = max(segment, Segment.PROBATION)
@@ -208,10 +197,10 @@ class Table:
         """Into the protected segment, as its last to go; if that is full, its first goes back on
         probation. Raises KeyError for a free row.
         """
+        self._row(row)
         self._place(row, Segment.PROTECTED)
-        protected = self._order[Segment.PROTECTED]
-        if len(protected) > self.protected_limit:
-            self._place(next(iter(protected)), Segment.PROBATION)
+        if (first := self.order.overflow) is not None:
+            self._place(first, Segment.PROBATION)
 
     def remove(self, row: int, reason: Eviction = Eviction.REMOVED) -> None:
         """Forget an entry; nothing of it stays on the device. Raises KeyError for a free row."""
@@ -220,10 +209,7 @@ class Table:
         self._unindex_window_key(row)
         for tensor in self.tensors:
             tensor[row].zero_()
-        del self._order[kept.segment][row]
-        self._tenants[kept.tenant] -= 1
-        if not self._tenants[kept.tenant]:
-            del self._tenants[kept.tenant]  # or it would remember every tenant there ever was
+        self.order.remove(row)
         self._rows[row] = None
         self._free.append(row)
         self.evictions[reason] += 1
@@ -254,18 +240,14 @@ class Table:
         assert self._index == {kept.fingerprint: row for row, kept in live.items()}, "index"
         keys = [(kept.window_key.fingerprint, row) for row, kept in live.items() if kept.window_key]
         assert sorted(self._window_index.items()) == sorted(keys), "window index"
-        tenants = Counter(kept.tenant for kept in live.values())
-        assert self._tenants == tenants and max(tenants.values(), default=0) <= self.quota, "quota"
-        ordered = {row: segment for segment, rows in self._order.items() for row in rows}
-        assert ordered == {row: kept.segment for row, kept in live.items()}, "order"
-        assert len(ordered) == sum(map(len, self._order.values())), "a row in two segments"
-        assert len(self._order[Segment.PROTECTED]) <= self.protected_limit, "protected share"
+        self.order.check_integrity({row: kept.tenant for row, kept in live.items()})
         assert len({kept.used for kept in live.values()}) == len(live), "two uses at one time"
         numbers, created = self.numbers.tolist(), self.created.tolist()
         for row, kept in live.items():
             fingerprint, _, _, tenant, length, complete, *rest = numbers[row]
             assert (fingerprint, tenant) == (kept.fingerprint, kept.tenant), f"row {row}"
-            assert rest == [kept.window, kept.used, kept.segment, *kept.key_columns], f"row {row}"
+            segment = self.order.segment_of(row)
+            assert rest == [kept.window, kept.used, segment, *kept.key_columns], f"row {row}"
             assert created[row] == kept.created, f"row {row}"
             assert complete <= 1 and 1 - complete <= length <= self.block, f"row {row}"
         for tensor in self.tensors:
@@ -287,7 +269,7 @@ class Table:
         if hidden is not None:
             self.hidden[row].copy_(hidden)
         numbers = [entry.fingerprint, *entry.mac, entry.tenant, len(ids), int(entry.complete)]
-        numbers += [kept.window, kept.used, kept.segment, *kept.key_columns]
+        numbers += [kept.window, kept.used, self.order.segment_of(row), *kept.key_columns]
         self.numbers[row].copy_(torch.tensor(numbers))
         self._index[entry.fingerprint] = row
         if kept.window_key:
@@ -305,24 +287,11 @@ class Table:
 
     def _make_room(self, tenant: int) -> Eviction | None:
         """Remove an entry if that is needed for one of ``tenant``; for what reason."""
-        full_quota = self._tenants[tenant] >= self.quota
-        if self._free and not full_quota:
+        victim = self.order.victim(tenant)
+        if victim is None:
             return None
-        share = max(1, self.capacity // len(self._tenants.keys() | {tenant}))
-        own = full_quota or self._tenants[tenant] >= share
-        ordered = chain.from_iterable(self._order.values())  # the first to go first
-        row = next((row for row in ordered if self._must_yield(row, tenant, own, share)), None)
-        if row is None:  # more tenants than places
-            row = next(chain.from_iterable(self._order.values()))
-        closed = self._row(row).segment is Segment.CLOSED
-        reason = Eviction.WINDOW if closed else Eviction.CAPACITY
-        reason = Eviction.QUOTA if full_quota else reason
-        self.remove(row, reason)
-        return reason
-
-    def _must_yield(self, row: int, tenant: int, own: bool, share: int) -> bool:
-        holder = self._row(row).tenant
-        return holder == tenant if own else self._tenants[holder] > share
+        self.remove(*victim)
+        return victim[1]
 
     def _remove_if(self, reason: Eviction, test: Callable[[_Row], bool]) -> int:
         rows = [row for row, kept in enumerate(self._rows) if kept and test(kept)]
@@ -331,11 +300,10 @@ class Table:
         return len(rows)
 
     def _place(self, row: int, segment: Segment) -> None:
-        kept = self._row(row)
-        del self._order[kept.segment][row]
-        self._order[segment][row] = None
-        if segment is not kept.segment:
-            self.segment[row] = kept.segment = segment
+        before = self.order.segment_of(row)
+        self.order.move(row, segment)
+        if segment is not before:
+            self.segment[row] = segment
 
     def _row(self, row: int) -> _Row:
         kept = self._rows[row] if 0 <= row < self.capacity else None
