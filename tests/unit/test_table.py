@@ -309,7 +309,7 @@ def test_a_free_row_is_refused(make):
      {"protected_share": 1.1}],
 )  # fmt: skip
 def test_bad_sizes_are_refused(make, options):
-    with pytest.raises(ValueError, match="capacity|quota"):
+    with pytest.raises(ValueError, match=r"capacity|quota"):
         make(**options)
 
 

@@ -4,19 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any
+
+from deepseek_flash.dspark.paths import Path
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
-
-
-class Path(StrEnum):
-    """How tokens were made: label of the metric."""
-
-    FAST = "fast"  # without the model: replayed, or shared with an identical request
-    BURST = "burst"
-    SLOW = "slow"  # one ordinary decode step each
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,8 @@ from deepseek_flash.contract import (
     RequestPlan,
     Sampling,
 )
-from deepseek_flash.decoder.output import Output, Outputs, Path, Piece
+from deepseek_flash.decoder.output import Output, Outputs, Piece
+from deepseek_flash.dspark.paths import Path
 from deepseek_flash.worker.token_text import TokenText
 
 GROUP = 16  # tokens a response: a replay of a token each would cost more than the tokens

@@ -16,7 +16,8 @@ from dataclasses import replace
 import msgspec
 
 from deepseek_flash.contract import RequestPlan
-from deepseek_flash.decoder.output import Output, Outputs, Path
+from deepseek_flash.decoder.output import Output, Outputs
+from deepseek_flash.dspark.paths import Path
 
 
 def twin_key(plan: RequestPlan) -> bytes:
