@@ -1,5 +1,6 @@
 """The cache over its table: what is found, what is kept apart, what goes."""
 
+import sys
 import threading
 from dataclasses import replace
 
@@ -296,8 +297,36 @@ def test_a_damaged_entry_is_a_miss_and_is_replaced(column):
         assert found(cache) == (5, 6, 7) and cache.collisions == 1
 
 
-def test_lookups_beside_a_busy_updater_tell_the_truth_or_nothing():
-    """Torn reads: rows are reused under the eyes of lookups that take no lock."""
+def test_uses_that_come_while_uses_are_noted_wait_for_the_next_time(monkeypatch):
+    cache = make()
+    store(cache)
+    calls = []
+
+    def find(fingerprint):
+        calls.append(fingerprint)
+        assert len(calls) < 10, "the updater follows its lookups without an end"
+        cache._uses.append((fingerprint, 0))
+
+    assert found(cache)
+    monkeypatch.setattr(cache.table, "find", find)
+    cache.note_uses()
+    assert len(calls) == len(cache._uses) == 1
+
+
+@pytest.fixture
+def often_switched():
+    """Threads take turns every 20 us instead of every 5 ms: more places to tear, less waiting."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(2e-5)
+    yield
+    sys.setswitchinterval(before)
+
+
+def test_lookups_beside_a_busy_updater_tell_the_truth_or_nothing(monkeypatch, often_switched):
+    """Torn reads: rows are reused under the eyes of lookups that take no lock. They never pause,
+    so they use entries faster than the updater can note it: it must not wait for an end of that.
+    """
+    monkeypatch.setattr("deepseek_flash.dflash.cache.MOST_USES", 8)
     cache = make(capacity=4, block=16)
     wrong, stop = [], threading.Event()
 

@@ -38,7 +38,7 @@ from deepseek_flash.dflash.windows import Policy, SemanticWindows, Window
 
 WINDOW_STARTS = 4  # contexts that a lookup tries for a window; each is hashed
 REMEMBERED = 128  # plans whose references wait for their outcome
-MOST_USES = 65536  # lookups that hit between two updates
+MOST_USES = 4096  # lookups that hit between two updates
 
 
 class DFlashCache:
@@ -265,7 +265,7 @@ class DFlashCache:
 
     def note_uses(self) -> None:
         """Note in the order of eviction what lookups have used since the last call."""
-        while self._uses:
+        for _ in range(len(self._uses)):  # and no more: lookups may add faster than this removes
             fingerprint, window = self._uses.popleft()
             row = self.table.find(fingerprint)
             if row is not None:
