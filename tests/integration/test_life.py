@@ -159,7 +159,7 @@ def test_a_bare_tritonserver_needs_only_the_environment(tmp_path):
         f"{printed.stdout}\nunset PYTHONPATH\nexec tritonserver {backends} "
         f"--model-repository=model_repository --http-address=127.0.0.1 --http-port={http} "
         f"--grpc-address=127.0.0.1 --grpc-port={grpc} --metrics-address=127.0.0.1 "
-        f"--metrics-port={metrics_port} --exit-timeout-secs=5"
+        f"--metrics-port={metrics_port}"
     )
     before = shared_memory()
     log = tmp_path / "triton.log"
