@@ -238,14 +238,18 @@ def main() -> None:
     parser.add_argument("--references", type=int, default=REFERENCES)
     parser.add_argument("--cost", action="append", metavar="CONCURRENCY=R", default=[],
                         help="a row's cost at a concurrency, in steps")  # fmt: skip
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="contenders that begin so")
     arguments = parser.parse_args()
     costs = {int(many): float(r) for many, r in (it.split("=") for it in arguments.cost)}
     _, unseen = halves(read(arguments.trace))
     near = neighbours(unseen, arguments.references)
     networks = {path.stem: path for path in sorted(arguments.networks.glob("*.json"))}
+    chosen = [
+        it for it in contenders(networks) if it.name.startswith(tuple(arguments.only or ("",)))
+    ]
     figures = {}
     for concurrency, row_cost in (costs or ROW_COSTS).items():
-        found = compare(unseen, near, contenders(networks), row_cost, arguments.burst)
+        found = compare(unseen, near, chosen, row_cost, arguments.burst)
         text, figures[str(concurrency)] = table(found, row_cost)
         print(f"\nconcurrency {concurrency}, a row costs {row_cost} steps\n{text}")
         print(f"accepted/drafted by source and position\n{acceptance(overall(found['ours']))}")
