@@ -8,7 +8,7 @@ import json
 import os
 import secrets
 import threading
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
 from dataclasses import asdict
@@ -17,12 +17,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from deepseek_flash.config import ConfigError
 from deepseek_flash.contract import EngineFacts, InvalidField, RequestPlan, Sampling
 from deepseek_flash.decoder.output import Outputs, from_vllm
+from deepseek_flash.worker.arguments import dspark_arguments
 from deepseek_flash.worker.token_text import TokenText
 from deepseek_flash.worker.version import check_vllm
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.sampling_params import SamplingParams
+
+    from deepseek_flash.worker.requests import Wishes
 
 STOP_SECONDS = 4.0
 START_SECONDS = 3600.0  # a large checkpoint from a cold disk takes long
@@ -33,10 +36,13 @@ Result = TypeVar("Result")
 class Engine:
     """A running vLLM engine. Made by ``start_engine``; ``close`` ends its processes."""
 
-    def __init__(self, llm: Any, loop: asyncio.AbstractEventLoop, stats: EngineStats) -> None:
+    def __init__(
+        self, llm: Any, loop: asyncio.AbstractEventLoop, stats: EngineStats, dspark: bool
+    ) -> None:
         self._llm = llm
         self._loop = loop
         self._stats = stats
+        self._dspark = dspark
         self.facts: EngineFacts = _facts(llm.vllm_config)
 
     def run(self, coroutine: Coroutine[Any, Any, Result]) -> Future[Result]:
@@ -47,9 +53,11 @@ class Engine:
         """Run a function on the engine's loop, from any thread."""
         self._loop.call_soon_threadsafe(function)
 
-    async def generate(self, plan: RequestPlan) -> Outputs:
+    async def generate(self, plan: RequestPlan, chain: Sequence[int] = ()) -> Outputs:
         """The plan's generation, piece by piece. Closing it aborts it in the engine.
 
+        Args:
+            chain: a known continuation that is only a guess here; DSpark drafts from it.
         Raises:
             InvalidField: vLLM itself refuses a parameter (a grammar that does not compile).
         """
@@ -57,7 +65,7 @@ class Engine:
 
         # Ready-made input: a raw prompt would take a detour through vLLM's renderer threads.
         prompt = tokens_input(list(plan.prompt_token_ids), cache_salt=plan.cache_salt or None)
-        params = sampling_params(plan.sampling)
+        params = sampling_params(plan.sampling, _wishes(plan, chain) if self._dspark else None)
         async with aclosing(self._llm.generate(prompt, params, plan.plan_id)) as outputs:
             async for output in outputs:
                 yield from_vllm(output)
@@ -66,6 +74,29 @@ class Engine:
         """What makes text of tokens that the plan's generation would bring."""
         tokenizer = self._llm.get_tokenizer() if plan.sampling.detokenize else None
         return TokenText(tokenizer, plan.prompt_token_ids, sampling_params(plan.sampling))
+
+    async def add_references(
+        self, plan_id: str, references: Sequence[tuple[Sequence[int], float]]
+    ) -> None:
+        """Let a running plan's drafts come from these answers to similar prompts, too.
+
+        Args:
+            references: token ids, and the similarity of the prompts, -1 to 1.
+        """
+        if self._dspark:
+            plain = [(list(token_ids), similarity) for token_ids, similarity in references]
+            await self._llm.collective_rpc("add_references", args=(plan_id, plain))
+
+    async def drain(self, ended: Sequence[str] = ()) -> dict[str, Any] | None:
+        """What DSpark has learned and counted since the last call; None without DSpark.
+
+        Args:
+            ended: plans whose answers were seen to end since then.
+        """
+        if not self._dspark:
+            return None
+        found = await self._llm.collective_rpc("drain", args=(list(ended),))
+        return next((told for told in found if told is not None), None)
 
     @property
     def load(self) -> tuple[int, int]:
@@ -95,11 +126,16 @@ class EngineStats:
     steps = 0
 
 
-def start_engine(args: dict[str, Any], environ: Mapping[str, str]) -> Engine:
+def start_engine(
+    args: dict[str, Any], environ: Mapping[str, str], max_draft_tokens: int = 0
+) -> Engine:
     """Start vLLM with these engine arguments and wait until it can serve.
 
+    Args:
+        max_draft_tokens: most tokens that DSpark guesses at once; 0: no DSpark.
     Raises:
-        ConfigError: an engine argument that this vLLM does not know, by name.
+        ConfigError: an engine argument that this vLLM does not know, or that DSpark sets itself,
+            by name.
         RuntimeError: an unsupported vLLM.
     """
     check_vllm()
@@ -111,6 +147,8 @@ def start_engine(args: dict[str, Any], environ: Mapping[str, str]) -> Engine:
     for name in args:
         if name not in known:
             raise ConfigError(f"{name}: unknown engine argument in model.json")
+    if max_draft_tokens:
+        args = dspark_arguments(args, current_platform.is_cpu(), max_draft_tokens)
     if current_platform.is_cpu():
         args = {**_CPU_DEFAULTS, **args}
         if args["distributed_executor_backend"] == "uni":
@@ -127,7 +165,7 @@ def start_engine(args: dict[str, Any], environ: Mapping[str, str]) -> Engine:
         from vllm.v1.engine.async_llm import AsyncLLM
 
         llm = AsyncLLM.from_engine_args(engine_args, stat_loggers=[_stat_logger(stats)])
-        return Engine(llm, loop, stats)
+        return Engine(llm, loop, stats, dspark=max_draft_tokens > 0)
 
     return asyncio.run_coroutine_threadsafe(start(), loop).result(START_SECONDS)
 
@@ -176,9 +214,25 @@ def _stat_logger(stats: EngineStats) -> Any:
     return Logger
 
 
-def sampling_params(sampling: Sampling) -> SamplingParams:
+def _wishes(plan: RequestPlan, chain: Sequence[int]) -> Wishes:
+    from deepseek_flash.worker.requests import Wishes
+
+    return Wishes(
+        plan_id=plan.plan_id,
+        burst_steps=plan.burst_steps,
+        use_dspark=plan.use_dspark,
+        tenant=hashlib.blake2b(plan.cache_salt.encode(), digest_size=8).hexdigest(),
+        chain=tuple(chain),
+        min_p=plan.sampling.min_p,
+        logit_bias=plan.sampling.logit_bias,
+    )
+
+
+def sampling_params(sampling: Sampling, wishes: Wishes | None = None) -> SamplingParams:
     """vLLM's parameters for one generation, answered in deltas.
 
+    Args:
+        wishes: for an engine with DSpark.
     Raises:
         InvalidField: vLLM refuses a value that we let through.
     """
@@ -188,6 +242,9 @@ def sampling_params(sampling: Sampling) -> SamplingParams:
     values = {**asdict(sampling), "n": engine_choices(sampling)}
     for name in ("stop", "stop_token_ids", "bad_words", "allowed_token_ids"):
         values[name] = None if values[name] is None else list(values[name])
+    if wishes is not None:
+        # vLLM refuses these two beside speculation; our worker puts them back.
+        values.update(min_p=0.0, logit_bias=None, extra_args=wishes.as_extra_args())
     try:
         if sampling.structured_outputs is not None:
             values["structured_outputs"] = StructuredOutputsParams(**sampling.structured_outputs)
