@@ -17,6 +17,7 @@ from deepseek_flash.dspark.policy import DraftRequest, Policy, load_network
 
 FADING = 0.998  # of the running tokens per cost
 CUTS = (0.1, 0.3, 0.5, 0.7)
+DEPTH = 24  # of the suffix trees, vLLM's default
 
 
 class Drafter(Protocol):
@@ -107,6 +108,7 @@ class ArcticDrafter:
         """``least``: its ``min_token_prob``."""
         self._least = least
         self._matcher: Matcher | None = None
+        self._end = 0
 
     def draft(self, request: DraftRequest) -> Draft:
         matcher = request.matcher
@@ -116,7 +118,7 @@ class ArcticDrafter:
         self._trees.add_active_response(0, new)
         self._end = matcher.end
         found = self._trees.speculate(
-            0, matcher.history.tokens[2 : matcher.end + 1][-64:].copy(),
+            0, matcher.history.tokens[2 : matcher.end + 1][-DEPTH:].copy(),
             max_spec_tokens=request.limit, min_token_prob=self._least,
         )  # fmt: skip
         ids = list(found.token_ids)
@@ -125,7 +127,7 @@ class ArcticDrafter:
     def _start(self, matcher: Matcher) -> None:
         from arctic_inference.suffix_decoding import SuffixDecodingCache
 
-        self._matcher, self._trees = matcher, SuffixDecodingCache(max_tree_depth=64)
+        self._matcher, self._trees = matcher, SuffixDecodingCache(DEPTH)
         texts = matcher.references
         for owner in range(int(texts.owner.max(initial=-1)) + 1):
             self._trees.start_request(owner + 1, np.zeros(0, np.int32))
