@@ -130,6 +130,14 @@ class DecoderConfig:
     """Settings of ``deepseek_decoder``. The engine's own are in ``model.json``."""
 
     enable_dspark: bool = _setting(True, "let DSpark guess tokens in vLLM's worker")
+    max_draft_tokens: int = _setting(
+        16, "most tokens that DSpark guesses for a request at once", low=1, high=16
+    )
+    dspark_controller: str = _setting(
+        "cost",
+        "what decides how many: what they cost and how likely they are (cost), or thresholds",
+        pattern=r"cost|thresholds",
+    )
 
 
 CONFIGS: Mapping[str, type[Any]] = {

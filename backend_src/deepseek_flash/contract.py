@@ -163,6 +163,8 @@ class Continuation:
 
     token_ids: tuple[int, ...]
     complete: bool  # the answer ends with these: the last is an end-of-sequence or stop token
+    # Probability of the best token at each, as DSpark's worker saw it; empty: not known.
+    confidence: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +189,8 @@ class Outcome:
     plan: RequestPlan
     continuations: tuple[Continuation, ...]  # one a choice that the engine made
     drafts_accepted: bool = False  # of this request: its entry has proved its worth
-    seconds_saved: float | None = None  # by references; None where the request had none
+    # By references, in seconds of the engine; None where the request asked for none.
+    seconds_saved: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

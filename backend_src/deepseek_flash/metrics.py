@@ -73,6 +73,40 @@ IN_FLIGHT = Metric(
 PATH_TOKENS = Metric(
     "dspark_tokens_total", Kind.COUNTER, "Tokens by the path that made them; each counted once"
 )
+PASSES = Metric(
+    "dspark_passes_total", Kind.COUNTER, "A request's part in a model pass, by its path"
+)
+DRAFTS_PROPOSED = Metric(
+    "dspark_drafts_proposed_total", Kind.COUNTER, "Draft tokens that the model verified, by source"
+)
+DRAFTS_ACCEPTED = Metric(
+    "dspark_drafts_accepted_total", Kind.COUNTER, "Those of them that were right, by source"
+)
+BURST_TOKENS = Metric(
+    "dspark_burst_tokens_total", Kind.COUNTER, "Draft tokens from a request's own text in bursts"
+)
+BURSTS_PER_SECOND = Metric(
+    "burst_count_per_second", Kind.GAUGE, "Passes on the burst path per second, over a minute"
+)
+STEPS = Metric("dspark_steps_total", Kind.COUNTER, "Model passes that DSpark has looked at")
+STEP_SECONDS = Metric("dspark_step_seconds_total", Kind.COUNTER, "Seconds of these passes")
+DECISION_SECONDS = Metric(
+    "dspark_decision_seconds_total", Kind.COUNTER, "Seconds DSpark took between them, all in all"
+)
+COST_ERROR = Metric(
+    "dspark_cost_error", Kind.GAUGE, "Mean relative error of the predicted seconds of a pass"
+)
+SIGNALS = (
+    Metric(
+        "dspark_entropy_ratio", Kind.GAUGE,
+        "Entropy of the last tokens against the 32 before each, mean of the last second",
+    ),
+    Metric("dspark_gap", Kind.GAUGE, "(p1 - p2) / p1 of the last tokens, mean of the last second"),
+    Metric(
+        "dspark_attention_variance", Kind.GAUGE,
+        "Variance across the last layer's heads over 32 positions, mean of the last second",
+    ),
+)  # fmt: skip
 REPLAYS = Metric(
     "deepseek_flash_replays_total",
     Kind.COUNTER,
@@ -158,6 +192,8 @@ DECODER_METRICS = (
     FIRST_TOKEN, INTER_TOKEN, END_TO_END, PROMPT_TOKENS, GENERATION_TOKENS, SUCCESSES, RUNNING,
     WAITING, ERRORS, CANCELLED, ENGINE_RUNS, CONFIG_INFO, P95_FIRST_TOKEN, TOKENS_PER_SECOND,
     HEARTBEAT, PATH_TOKENS, REPLAYS, COALESCED, REFERENCES, FEEDBACK_DROPPED,
+    PASSES, DRAFTS_PROPOSED, DRAFTS_ACCEPTED, BURST_TOKENS, BURSTS_PER_SECOND, STEPS, STEP_SECONDS,
+    DECISION_SECONDS, COST_ERROR, *SIGNALS,
 )  # fmt: skip
 
 Labels = tuple[tuple[str, str], ...]

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from deepseek_flash.contract import Sampling
@@ -14,6 +15,12 @@ from loadtest.bench.served import Served, serving
 from tests.integration.tenant import TOKENS, Cache, EngineRuns, Tenant
 
 MODEL = "tiny-deepseek"
+SPECIAL = {
+    "sampled": {"temperature": 0.8, "seed": 7, "top_p": 0.9},
+    "min_p": {"temperature": 1.2, "seed": 7, "min_p": 0.2},
+    "logit_bias": {"logit_bias": {10: 4.0, 20: 5.0, 30: -100.0}},
+    "both": {"temperature": 1.2, "seed": 7, "min_p": 0.1, "logit_bias": {10: 4.0, 20: 5.0}},
+}
 
 
 def pytest_collection_modifyitems(items):
@@ -27,6 +34,7 @@ class Reference:
 
     encoder: PromptEncoder
     runs: dict[int, list[Run]]  # concurrency → one run a prompt of PROMPTS
+    special: dict[str, tuple[dict[str, Any], list[Run]]]  # sampling, and a run a prompt of some
 
 
 @pytest.fixture(scope="session")
@@ -38,9 +46,13 @@ def reference() -> Reference:
         ids = [encoder.from_text(prompt, 2048) for prompt in PROMPTS]
         sampling = Sampling(temperature=0.0, max_tokens=TOKENS)
         runs = {many: engine.run(ids, sampling, many) for many in (1, 8)}
+        special = {}
+        for name, values in SPECIAL.items():
+            values = {"temperature": 0.0, "max_tokens": TOKENS, **values}
+            special[name] = values, engine.run(ids[:8], Sampling(**values), 1)
     finally:
         engine.close()
-    return Reference(encoder, runs)
+    return Reference(encoder, runs, special)
 
 
 @pytest.fixture(scope="session")

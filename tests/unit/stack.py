@@ -48,6 +48,21 @@ def plan_for(prompt=(1, 2, 3), sampling=GREEDY, **changes):
     )  # fmt: skip
 
 
+class FakeDSpark:
+    """Takes references; says of every plan what ``says`` says."""
+
+    def __init__(self):
+        self.references, self.says, self.asked = {}, None, []
+
+    def add_references(self, plan_id, neighbours):
+        self.references[plan_id] = neighbours.references
+
+    async def learned(self, plan_id):
+        self.asked.append(plan_id)
+        await asyncio.sleep(0)
+        return self.says
+
+
 class FakeText:
     """vLLM's detokenizer for a vocabulary of letters: one letter a token, nothing for the EOS."""
 
@@ -87,6 +102,7 @@ class FakeEngine:
     def __init__(self, ends_after=20):
         self.ends_after = ends_after
         self.plans = []  # one a run
+        self.chains = []
         self.running = 0
         self.fail_after = None  # tokens, then an error
         self.abort_after = None  # tokens, then finish reason "abort"
@@ -115,8 +131,9 @@ class FakeEngine:
             context.append(tokens[-1])
         return [*tokens, EOS]
 
-    async def generate(self, plan):
+    async def generate(self, plan, chain=()):
         self.plans.append(plan)
+        self.chains.append(tuple(chain))
         self.running += 1
         try:
             choices = engine_choices(plan.sampling)
@@ -217,8 +234,9 @@ class Stack:
         self.on = cache
         self.feedback = DirectFeedback(self.cache)
         self.recorder = metrics.Recorder()
+        self.dspark = FakeDSpark()
         self.generations = Generations(
-            self.engine.generate, FakeText, self.feedback, self.recorder, lambda f: f()
+            self.engine.generate, FakeText, self.feedback, self.recorder, lambda f: f(), self.dspark
         )
 
     @property

@@ -14,9 +14,10 @@ from contextlib import aclosing
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from deepseek_flash.config import ConfigError
+from deepseek_flash.config import ConfigError, DecoderConfig
 from deepseek_flash.contract import EngineFacts, InvalidField, RequestPlan, Sampling
 from deepseek_flash.decoder.output import Outputs, from_vllm
+from deepseek_flash.dspark.paths import Path
 from deepseek_flash.worker.arguments import dspark_arguments
 from deepseek_flash.worker.token_text import TokenText
 from deepseek_flash.worker.version import check_vllm
@@ -42,7 +43,7 @@ class Engine:
         self._llm = llm
         self._loop = loop
         self._stats = stats
-        self._dspark = dspark
+        self._dspark = dspark  # guesses in the worker
         self.facts: EngineFacts = _facts(llm.vllm_config)
 
     def run(self, coroutine: Coroutine[Any, Any, Result]) -> Future[Result]:
@@ -68,7 +69,7 @@ class Engine:
         params = sampling_params(plan.sampling, _wishes(plan, chain) if self._dspark else None)
         async with aclosing(self._llm.generate(prompt, params, plan.plan_id)) as outputs:
             async for output in outputs:
-                yield from_vllm(output)
+                yield from_vllm(output, None if self._dspark else Path.SLOW)
 
     def text(self, plan: RequestPlan) -> TokenText:
         """What makes text of tokens that the plan's generation would bring."""
@@ -99,6 +100,11 @@ class Engine:
         return next((told for told in found if told is not None), None)
 
     @property
+    def guesses(self) -> bool:
+        """Whether DSpark is in it."""
+        return self._dspark
+
+    @property
     def load(self) -> tuple[int, int]:
         """Requests (running, waiting) in the engine."""
         # The engine reports with its outputs only: after an abort of everything, never again.
@@ -127,12 +133,12 @@ class EngineStats:
 
 
 def start_engine(
-    args: dict[str, Any], environ: Mapping[str, str], max_draft_tokens: int = 0
+    args: dict[str, Any], environ: Mapping[str, str], config: DecoderConfig | None = None
 ) -> Engine:
     """Start vLLM with these engine arguments and wait until it can serve.
 
     Args:
-        max_draft_tokens: most tokens that DSpark guesses at once; 0: no DSpark.
+        config: None: no DSpark, whatever its default.
     Raises:
         ConfigError: an engine argument that this vLLM does not know, or that DSpark sets itself,
             by name.
@@ -147,8 +153,9 @@ def start_engine(
     for name in args:
         if name not in known:
             raise ConfigError(f"{name}: unknown engine argument in model.json")
-    if max_draft_tokens:
-        args = dspark_arguments(args, current_platform.is_cpu(), max_draft_tokens)
+    dspark = config is not None and config.enable_dspark
+    if config is not None and dspark:
+        args = dspark_arguments(args, current_platform.is_cpu(), config)
     if current_platform.is_cpu():
         args = {**_CPU_DEFAULTS, **args}
         if args["distributed_executor_backend"] == "uni":
@@ -165,7 +172,7 @@ def start_engine(
         from vllm.v1.engine.async_llm import AsyncLLM
 
         llm = AsyncLLM.from_engine_args(engine_args, stat_loggers=[_stat_logger(stats)])
-        return Engine(llm, loop, stats, dspark=max_draft_tokens > 0)
+        return Engine(llm, loop, stats, dspark)
 
     return asyncio.run_coroutine_threadsafe(start(), loop).result(START_SECONDS)
 

@@ -27,17 +27,20 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Pieces that belong together; ``finished``: no choice goes on."""
+    """Pieces that belong together; ``finished``: no choice goes on.
+
+    ``path``: None where DSpark's worker counts the tokens by the path that made them.
+    """
 
     pieces: tuple[Piece, ...]
     finished: bool
-    path: Path = Path.SLOW
+    path: Path | None = Path.SLOW
 
 
 Outputs = AsyncGenerator[Output, None]
 
 
-def from_vllm(output: RequestOutput) -> Output:
+def from_vllm(output: RequestOutput, path: Path | None) -> Output:
     return Output(
         tuple(
             Piece(
@@ -47,4 +50,5 @@ def from_vllm(output: RequestOutput) -> Output:
             for choice in output.outputs
         ),
         output.finished,
+        path,
     )  # fmt: skip

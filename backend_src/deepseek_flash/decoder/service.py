@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -14,6 +16,7 @@ from deepseek_flash.contract import (
     Delta,
     InvalidField,
     Lookup,
+    Neighbours,
     RequestError,
     RequestPlan,
     Returns,
@@ -21,12 +24,14 @@ from deepseek_flash.contract import (
 from deepseek_flash.decoder.engine import Engine
 from deepseek_flash.decoder.feedback import Feedback
 from deepseek_flash.decoder.generation import Generations
+from deepseek_flash.decoder.reports import Learned, Reports
 from deepseek_flash.decoder.sender import Reply, Sender, TritonReply
 from deepseek_flash.decoder.session import Session
 from deepseek_flash.runtime import Runtime
 
 REMEMBERED_CANCELS = 4096
 REMEMBER_SECONDS = 60.0
+REPORT_SECONDS = 0.5
 
 
 class DecoderService:
@@ -36,9 +41,11 @@ class DecoderService:
         self, engine: Engine, runtime: Runtime, recorder: metrics.Recorder, feedback: Feedback
     ) -> None:
         self._engine = engine
+        self._reports = Reports(engine.drain, recorder) if engine.guesses else None
         self._generations = Generations(
-            engine.generate, engine.text, feedback, recorder, engine.soon
-        )
+            engine.generate, engine.text, feedback, recorder, engine.soon,
+            _DSpark(engine, self._reports) if self._reports else None,
+        )  # fmt: skip
         self._runtime = runtime
         self._recorder = recorder
         self._first_tokens, self._tokens = metrics.Rolling(), metrics.Rolling()
@@ -79,6 +86,12 @@ class DecoderService:
         if (steps := self._engine.steps) != self._steps_seen:
             self._steps_seen = steps
             self._runtime.board.note_progress()
+            if self._reports is not None:
+                # While it waits for a long step, the counts come with the next round.
+                with suppress(TimeoutError):
+                    self._engine.run(self._reports.refresh()).result(REPORT_SECONDS)
+        if self._reports is not None:
+            self._reports.set_gauges()
         running, waiting = self._engine.load
         self._recorder.gauge(metrics.RUNNING, running)
         self._recorder.gauge(metrics.WAITING, waiting)
@@ -145,6 +158,18 @@ class DecoderService:
         for session in (sessions := list(self._sessions)):
             session.cancel(by)
         return len(sessions)
+
+
+class _DSpark:
+    """The engine's guesses, as generations see them."""
+
+    def __init__(self, engine: Engine, reports: Reports) -> None:
+        self._engine = engine
+        self.learned: Callable[[str], Coroutine[Any, Any, Learned | None]] = reports.learned
+
+    def add_references(self, plan_id: str, neighbours: Neighbours) -> None:
+        found = [(known.token_ids, known.similarity) for known in neighbours.references]
+        self._engine.run(self._engine.add_references(plan_id, found))
 
 
 def _done(reason: str) -> Delta:

@@ -116,7 +116,8 @@ class Session:
             self._recorder.observe(metrics.INTER_TOKEN, gap, new_tokens)
         self._last_token_at = now
         self._recorder.count(metrics.GENERATION_TOKENS, new_tokens)
-        self._recorder.count(metrics.PATH_TOKENS, new_tokens, (("path", output.path.value),))
+        if output.path is not None:
+            self._recorder.count(metrics.PATH_TOKENS, new_tokens, (("path", output.path.value),))
         self._tokens.add(new_tokens, now)
 
     def _fail(self, error: Exception) -> None:

@@ -211,10 +211,12 @@ class DFlashCache:
         for begin in range(0, len(tokens), block):
             piece = tokens[begin : begin + block]
             complete = made.complete and begin + block >= len(tokens)
+            sure = made.confidence[begin : begin + block]
             alias = WindowKey(turns.value, turns.mac(piece, complete)) if turns else None
             self._drop_unproven(context, tenant)
             yield Entry(
                 context.value, context.mac(piece, complete), tenant, piece, complete, window,
+                (min(sure), sum(sure) / len(sure)) if sure else (0.0, 0.0),
                 created=now, window_key=alias,
             )  # fmt: skip
             context.extend(piece)

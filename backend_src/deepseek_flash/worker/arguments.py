@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from deepseek_flash.config import ConfigError
+from deepseek_flash.config import ConfigError, DecoderConfig
 
-_PROPOSER = "deepseek_flash.worker.proposer.SparkProposer"
+_PROPOSERS = {
+    "cost": "deepseek_flash.worker.proposer.SparkProposer",
+    "thresholds": "deepseek_flash.worker.proposer.ThresholdProposer",
+}
 _WORKER = "deepseek_flash.worker.worker.Spark{}Worker"
 
 
 def dspark_arguments(
-    args: Mapping[str, Any], on_cpu: bool, max_draft_tokens: int
+    args: Mapping[str, Any], on_cpu: bool, config: DecoderConfig
 ) -> dict[str, Any]:
     """``args`` with DSpark.
 
@@ -30,10 +33,10 @@ def dspark_arguments(
         "async_scheduling": False,
         "speculative_config": {
             "method": "custom_class",
-            "model": _PROPOSER,
-            "num_speculative_tokens": max_draft_tokens,
+            "model": _PROPOSERS[config.dspark_controller],
+            "num_speculative_tokens": config.max_draft_tokens,
             # The same for every batch size. It says that steps differ in length; otherwise vLLM
             # fills up the first step of a cached prompt with drafts that nobody made.
-            "num_speculative_tokens_per_batch_size": [(1, 1, max_draft_tokens)],
+            "num_speculative_tokens_per_batch_size": [(1, 1, config.max_draft_tokens)],
         },
     }

@@ -16,7 +16,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from deepseek_flash.dspark.controller import Batch, Controller, LengthController
+from deepseek_flash.dspark.controller import (
+    Batch,
+    Controller,
+    LengthController,
+    ThresholdController,
+)
 from deepseek_flash.dspark.cost import Sample, StepCost
 from deepseek_flash.dspark.decision_log import DecisionLog
 from deepseek_flash.dspark.drafts import Draft, Source
@@ -66,6 +71,7 @@ class SparkProposer:
         self._records: deque[dict[str, Any]] = deque(maxlen=MOST_RECORDS)
         self._steps = 0
         self._decision_seconds = self._step_seconds = 0.0
+        self._signal_sums, self._signal_counts = np.zeros(3), np.zeros(3)  # one a signal
 
     def make_policy(self) -> Policy:
         return Policy()
@@ -78,11 +84,12 @@ class SparkProposer:
         warm_up()
 
     def start(self, samples: Sequence[Sample]) -> None:
-        """Before the first request: steps were measured. Without any, nothing is ever guessed."""
+        """Before the first request: steps were measured, if this engine lets us."""
         if samples:
             self.cost.fit(samples)
         else:
-            logger.warning("DSpark: this engine's steps cannot be measured; it will not guess")
+            logger.warning("DSpark: this engine's steps cannot be measured; thresholds decide")
+            self._controller = ThresholdController(max_draft_tokens=self.max_draft_tokens)
         self.drain()
 
     def propose(self, *args: Any, **kwargs: Any) -> list[list[int]]:
@@ -106,6 +113,9 @@ class SparkProposer:
         states = [self.requests.get(name) for name in step.request_ids]
         self._learn(step, states)
         signals = self._signals(step, states)
+        known = ~np.isnan(signals)
+        self._signal_sums += np.where(known, signals, 0.0).sum(axis=0)
+        self._signal_counts += known.sum(axis=0)
         drafts = [self._draft(step, row, state, signals) for row, state in enumerate(states)]
         found = self._decide(step, states, drafts, signals)
         self._steps += 1
@@ -129,6 +139,7 @@ class SparkProposer:
                 accepted.append(right)
                 contexts.append(state.tokens)
             state.count(step.lengths[row], right)
+            self._note_savings(step, state, step.lengths[row], right)
             taken = state.take(token_ids, facts[:, 0].tolist(), facts[:, 1].tolist())
             self.paths.record(state.request_id, state.draft, step.lengths[row], right, taken)
             state.draft = None
@@ -140,6 +151,15 @@ class SparkProposer:
                 rows = len(contexts) + sum(lengths)
                 self.cost.observe(len(contexts), rows, context, step.seconds)
             self._controller.verified(drafts, lengths, accepted, context)
+
+    def _note_savings(self, step: Step, state: RequestState, length: int, accepted: int) -> None:
+        """What a draft brought, in seconds of the engine, to the source that led it."""
+        if not length or state.draft is None or not self.cost.measured:
+            return
+        requests, rows = len(step.lengths), sum(step.lengths)
+        plain, taken = self.cost.seconds(requests, [requests, requests + rows], state.tokens)
+        worth = accepted * plain / requests - (taken - plain) * length / rows
+        state.seconds_saved[state.draft.sources[0]] += float(worth)
 
     def _signals(self, step: Step, states: Sequence[RequestState | None]) -> NDArray[np.float32]:
         """[requests, 3]: entropy ratio, gap, attention variance; NaN where there is none."""
@@ -240,10 +260,22 @@ class SparkProposer:
             "step_seconds": self._step_seconds,
             "decision_seconds": self._decision_seconds,
             "cost_error": self.cost.relative_error,
+            "signals": [
+                float(total / count) if count else None
+                for total, count in zip(self._signal_sums, self._signal_counts)
+            ],
             "live": len(self.requests),
         }
         self._steps, self._step_seconds, self._decision_seconds = 0, 0.0, 0.0
+        self._signal_sums[:] = self._signal_counts[:] = 0.0
         return found
+
+
+class ThresholdProposer(SparkProposer):
+    """With the readable table of thresholds instead of costs and chances."""
+
+    def make_controller(self) -> LengthController:
+        return ThresholdController(max_draft_tokens=self.max_draft_tokens)
 
 
 def _by_source(counts: Counter[tuple[Source, int]]) -> dict[str, list[int]]:

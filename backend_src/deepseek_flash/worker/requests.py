@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -74,6 +74,8 @@ class RequestState:
         self._entropies: deque[float] = deque(maxlen=ENTROPY_WINDOW)
         self._proposed: Counter[Source] = Counter()
         self._accepted: Counter[Source] = Counter()
+        # By the source that led a draft; less than nothing where it was wrong.
+        self.seconds_saved: defaultdict[Source, float] = defaultdict(float)
 
     @property
     def tokens(self) -> int:
@@ -144,6 +146,7 @@ class RequestState:
             "signature": self.signature,
             "proposed": {source.name.lower(): n for source, n in self._proposed.items()},
             "accepted": {source.name.lower(): n for source, n in self._accepted.items()},
+            "seconds_saved": {source.name.lower(): s for source, s in self.seconds_saved.items()},
             "paths": {str(path): n for path, n in paths.items()},
         }
 

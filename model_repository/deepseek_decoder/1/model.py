@@ -16,7 +16,8 @@ from deepseek_flash.triton_metrics import MetricsPublisher
 class TritonPythonModel:
     def initialize(self, args):
         self._stage = stage = open_stage(args, DecoderConfig)
-        engine = start_engine(read_engine_args(stage.model_json, os.environ), os.environ)
+        engine_args = read_engine_args(stage.model_json, os.environ)
+        engine = start_engine(engine_args, os.environ, stage.config)
         self._feedback = BackgroundFeedback(
             lambda message: call_cache(message, stage.runtime.secret), stage.recorder
         )
