@@ -17,7 +17,7 @@ OPERATE := --host $(HOST) --http-port $(HTTP_PORT) --grpc-port $(GRPC_PORT)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-dev serve drain test unit integration lint type health config chat client \
-        env dflash-stats dflash-flush bench-overhead bench-parity bench-dflash clean
+        env dflash-stats watch dflash-flush bench-overhead bench-parity bench-dflash clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-16s %s\n", $$1, $$2}'
@@ -44,6 +44,9 @@ config: ## the settings in force on the server, from its metrics
 
 dflash-stats: ## the live cache of the server on HTTP_PORT: entries, hits, bytes on the device
 	@$(VENV) -m deepseek_flash.operate stats $(OPERATE)
+
+watch: ## a live view of the server on METRICS_PORT until Ctrl-C; INTERVAL=1 in seconds
+	@$(VENV) -m clients.watch --url http://$(HOST):$(METRICS_PORT) $(if $(INTERVAL),--interval $(INTERVAL))
 
 dflash-flush: ## forget what the cache holds, or one tenant's with SALT="…"
 	@$(VENV) -m deepseek_flash.operate flush $(OPERATE) $(if $(SALT),--cache-salt "$$SALT")

@@ -143,11 +143,11 @@ def joined(legs: Sequence[Leg]) -> Leg:
 
 
 class Side:
-    """One of the two servers."""
+    """One of the resident servers."""
 
-    def __init__(self, name: str, served: Served) -> None:
+    def __init__(self, name: str, served: Served, connections: int = CONCURRENCY) -> None:
         self.name, self.served = name, served
-        self.client = Client(served.http, CONCURRENCY)
+        self.client = Client(served.http, connections)
         self._warm_ups = novel(random.Random(f"warm-up of {name}"))
 
     def warm_up(self, concurrency: int, use_dflash: bool = False) -> None:
@@ -165,10 +165,12 @@ Sides = tuple[Side, Side]  # with the cache, without
 
 
 @contextmanager
-def side(name: str, model: str, flags: Sequence[str]) -> Iterator[Side]:
+def side(
+    name: str, model: str, flags: Sequence[str], connections: int = CONCURRENCY
+) -> Iterator[Side]:
     print(f"starting a server: {' '.join(flags)}", flush=True)
     with serving(model, [*FLAGS, *flags]) as served:
-        it = Side(name, served)
+        it = Side(name, served, connections)
         try:
             it.warm_up(CONCURRENCY, use_dflash=True)  # the encoder's first run too
             yield it

@@ -98,6 +98,7 @@ class Reply:
     total: float
     tokens: int
     text: str = field(repr=False)
+    token_ids: tuple[int, ...] = field(repr=False, default=())  # where return_token_ids asked
 
 
 def chat_request(prompt: str, **sampling: Any) -> bytes:
@@ -189,4 +190,6 @@ class _Stream:
             raise GenerationError(self._data.decode(errors="replace"))
         tokens = sum(event["num_output_tokens"] for event in events)
         text = "".join(event["text_output"] for event in events)
-        return Reply(self._first, self._last, tokens, text)
+        ids = [event.get("token_ids", []) for event in events]  # one alone is no list in JSON
+        flat = [token for some in ids for token in (some if isinstance(some, list) else [some])]
+        return Reply(self._first, self._last, tokens, text, tuple(flat))

@@ -71,16 +71,24 @@ def neighbours(records: Sequence[Record], most: int = REFERENCES) -> list[Neighb
 class Running:
     """A recorded request on its way. Its references are there once the first token is out."""
 
-    def __init__(self, record: Record, near: Neighbours, budget: int, burst: int = LONGEST) -> None:
-        """``budget``: the request's max_tokens. ``burst``: drafts from its own text, a step."""
+    def __init__(
+        self, record: Record, near: Neighbours, budget: int, burst: int = LONGEST,
+        chain: Sequence[int] = (),
+    ) -> None:  # fmt: skip
+        """
+        Args:
+            budget: the request's max_tokens.
+            burst: most draft tokens from its own text, a step.
+            chain: what the DFlash cache takes for its continuation.
+        """
         self.record, self.place = record, 0
         self._budget, self._burst = budget, burst
         self.matcher = Matcher(record.prompt.tolist())
+        if len(chain):
+            self.matcher.add_reference(chain, Source.CHAIN)
         self.advance(1)
-        for other, similarity in near:
-            self.matcher.add_reference(
-                other.output.tolist(), Source.REFERENCE, similarity, other.top1.tolist()
-            )
+        for other, similarity in near:  # the cache keeps no probability of each token
+            self.matcher.add_reference(other.output.tolist(), Source.REFERENCE, similarity)
 
     @property
     def truth(self) -> list[int]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+import random
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from loadtest.bench.dspark_trace import TRACES, Record, read
 from loadtest.bench.report import write_report
 
 HIDDEN, ROUNDS, SEED = 32, 2, 1
+WRONG_CHAINS = 0.3
 PASSES, BATCH, RATE, DECAY = 30, 1024, 3e-3, 1e-4
 WEIGHTS = Path(policy.__file__).with_name(policy.WEIGHTS)
 SIGNALS = ("entropy_ratio", "gap", "attention_variance")
@@ -50,12 +52,31 @@ class Rows:
         return Rows(features, self.present, self.right, self.position)
 
 
+def situations(
+    records: Sequence[Record], near: Sequence[Neighbours], budget: int
+) -> Iterator[Running]:
+    """Each record as a request with references; and every second one again as others meet them:
+    without any (they come late, or there are none), and with a chain, which is the answer itself or
+    goes over into another one.
+    """
+    draw = random.Random(SEED)
+    for place, (record, others) in enumerate(zip(records, near, strict=True)):
+        yield Running(record, others, budget)
+        if place % 2:
+            continue
+        yield Running(record, (), budget)
+        chain, other = record.output.tolist(), records[place - 1].output.tolist()
+        if draw.random() < WRONG_CHAINS:
+            border = draw.randrange(len(chain))
+            chain = chain[:border] + other[border:]
+        yield Running(record, others if draw.random() < 0.5 else (), budget, chain=chain)
+
+
 def collect(records: Sequence[Record], near: Sequence[Neighbours], network: Network) -> Rows:
     """What a policy with this network sees at each token of each record, drafting from there."""
     drafter, found = Policy(network), []
     budget = max(len(record.output) for record in records)
-    for record, others in zip(records, near, strict=True):
-        running = Running(record, others, budget)
+    for running in situations(records, near, budget):
         while truth := running.truth:
             request = running.request()
             drafter.draft(request)  # which the matcher then compares with what comes

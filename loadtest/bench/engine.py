@@ -9,8 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from deepseek_flash.config import DecoderConfig
 from deepseek_flash.contract import RequestPlan, Returns, Sampling
 from deepseek_flash.decoder.engine import Engine, start_engine
+
+BURST_STEPS = 3
 
 
 @dataclass(frozen=True)
@@ -24,41 +27,49 @@ class Run:
 
 
 class PlainEngine:
-    """The same AsyncLLM with the same arguments as the decoder's."""
+    """The same AsyncLLM with the same arguments as the decoder's; ``dspark``: with DSpark."""
 
-    def __init__(self, model: str, **engine_args: Any) -> None:
+    def __init__(self, model: str, dspark: DecoderConfig | None = None, **engine_args: Any) -> None:
         os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
-        self._engine: Engine = start_engine({"model": model, **engine_args}, os.environ)
+        self.engine: Engine = start_engine({"model": model, **engine_args}, os.environ, dspark)
         self._count = 0
 
     def run(
-        self, prompts: Sequence[Sequence[int]], sampling: Sampling, concurrency: int
-    ) -> list[Run]:
-        """Generate for every prompt, at most ``concurrency`` at a time, in order of the list."""
-        return self._engine.run(self._all(prompts, sampling, concurrency)).result()
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, concurrency: int,
+        chains: Sequence[Sequence[int]] | None = None,
+    ) -> list[Run]:  # fmt: skip
+        """Generate for every prompt, at most ``concurrency`` at a time, in order of the list.
+
+        Args:
+            chains: for DSpark, what is taken for each prompt's continuation.
+        """
+        chains = [()] * len(prompts) if chains is None else chains
+        return self.engine.run(self._all(prompts, sampling, concurrency, chains)).result()
 
     def close(self) -> None:
-        self._engine.close()
+        self.engine.close()
 
     async def _all(
-        self, prompts: Sequence[Sequence[int]], sampling: Sampling, concurrency: int
-    ) -> list[Run]:
+        self, prompts: Sequence[Sequence[int]], sampling: Sampling, concurrency: int,
+        chains: Sequence[Sequence[int]],
+    ) -> list[Run]:  # fmt: skip
         gate = asyncio.Semaphore(concurrency)
 
-        async def one(prompt: Sequence[int]) -> Run:
+        async def one(prompt: Sequence[int], chain: Sequence[int]) -> Run:
             async with gate:
-                return await self._one(prompt, sampling)
+                return await self._one(prompt, sampling, chain)
 
-        return list(await asyncio.gather(*(one(prompt) for prompt in prompts)))
+        pairs = zip(prompts, chains, strict=True)
+        return list(await asyncio.gather(*(one(prompt, chain) for prompt, chain in pairs)))
 
-    async def _one(self, prompt: Sequence[int], sampling: Sampling) -> Run:
+    async def _one(self, prompt: Sequence[int], sampling: Sampling, chain: Sequence[int]) -> Run:
         self._count += 1
         plan = _plan(f"bench-{self._count}", prompt, sampling)
         begin = time.perf_counter()
         first = 0.0
         ids: list[int] = []
         text = ""
-        async for output in self._engine.generate(plan):
+        async for output in self.engine.generate(plan, chain):
             first = first or time.perf_counter() - begin
             ids.extend(output.pieces[0].token_ids)
             text += output.pieces[0].text
@@ -70,5 +81,5 @@ def _plan(name: str, prompt: Sequence[int], sampling: Sampling) -> RequestPlan:
         plan_id=name, slot=-1, generation=0, namespace="", arrival=0.0, deadline=None,
         prompt_token_ids=tuple(prompt), prepended_text="", stream=True, sampling=sampling,
         returns=Returns(), turn_starts=(), session_id="", cache_salt="", cancel_key="",
-        burst_steps=1, use_dflash=False, use_dspark=False,
+        burst_steps=BURST_STEPS, use_dflash=False, use_dspark=True,
     )  # fmt: skip

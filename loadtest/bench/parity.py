@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 from deepseek_flash.contract import Sampling
 from deepseek_flash.dspark.prompt import PromptEncoder, load_tokenizer
@@ -24,7 +25,7 @@ from loadtest.bench.report import write_report
 from loadtest.bench.served import Served, serving
 
 CONCURRENCIES = (1, 8)
-ENGINE_ARGS = {"max_model_len": 2048}
+ENGINE_ARGS: dict[str, Any] = {"max_model_len": 2048}
 
 
 @dataclass(frozen=True)
