@@ -17,7 +17,8 @@ OPERATE := --host $(HOST) --http-port $(HTTP_PORT) --grpc-port $(GRPC_PORT)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-dev serve drain test unit integration lint type health config chat client \
-        env dflash-stats watch dflash-flush bench-overhead bench-parity bench-dflash clean
+        env dflash-stats watch dflash-flush bench-overhead bench-parity bench-dflash bench-dspark \
+        clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-16s %s\n", $$1, $$2}'
@@ -82,16 +83,28 @@ bench-overhead: setup ## what the ensemble costs against vLLM called directly
 bench-parity: setup ## greedy text through the ensemble against vLLM called directly, token by token
 	@$(VENV) -m loadtest.bench.parity --model $(MODEL)
 
+# A part that misses its aim does not keep the others from running; Ctrl-C does.
+run_parts = trap : INT; failed=0; $(foreach part,$(PART),$(VENV) -m \
+	loadtest.bench.$(or $($(1)_$(part)),$(error PART: there is no part "$(part)")) \
+	|| { failed=$$?; [ $$failed -ne 130 ] || exit 130; };) exit $$failed
+
 DFLASH_table := dflash_table
 DFLASH_windows := trace_windows --model $(MODEL)
 DFLASH_traffic := dflash_served --model $(MODEL)
 DFLASH_parity := dflash_parity --model $(MODEL)
-PART ?= table windows traffic parity
-# A part that misses its aim does not keep the others from running; Ctrl-C does.
+bench-dflash: PART ?= table windows traffic parity
 bench-dflash: setup ## what the DFlash cache gives and costs; PART=table|windows|traffic|parity for one
-	@trap : INT; failed=0; $(foreach part,$(PART),$(VENV) -m \
-	loadtest.bench.$(or $(DFLASH_$(part)),$(error PART: there is no part "$(part)")) \
-	|| { failed=$$?; [ $$failed -ne 130 ] || exit 130; };) exit $$failed
+	@$(call run_parts,DFLASH)
+
+DSPARK_trace := dspark_trace
+DSPARK_train := dspark_train
+DSPARK_replay := dspark_replay
+DSPARK_mixed := dspark_served --model $(MODEL) --part mixed
+DSPARK_novel := dspark_served --model $(MODEL) --part novel
+DSPARK_repeats := dspark_served --model $(MODEL) --part repeats
+bench-dspark: PART ?= mixed novel repeats
+bench-dspark: setup ## what DSpark gives and costs, served; PART=trace|train|replay|mixed|novel|repeats
+	@$(call run_parts,DSPARK)
 
 clean: ## remove what set-up made
 	rm -rf .venv build loadtest/out .mypy_cache .ruff_cache .pytest_cache .hypothesis
