@@ -18,7 +18,8 @@ import torch
 from deepseek_flash.dflash.encoder import EncoderUnsupported, PrefixEncoder
 
 START_SECONDS = 600.0  # a large checkpoint from a cold disk
-ENCODE_SECONDS = 30.0  # idle priority on a busy machine takes what it takes
+ENCODE_SECONDS = 30.0  # low priority on a busy machine takes what it takes
+NICENESS = 10
 
 
 class EncoderProcess:
@@ -82,10 +83,9 @@ def _serve(pipe: Connection, model: str, options: dict[str, Any]) -> None:
         pipe.send(str(error))
         return
     pipe.send(encoder.hidden_size)
-    if hasattr(os, "SCHED_IDLE"):  # only now: a server's start waits for the load
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    else:
-        os.nice(19)
+    # Behind the engine, but not idle priority: on a busy machine references then came too late to
+    # be of use. Only now: a server's start waits for the load.
+    os.nice(NICENESS)
     while True:
         try:
             ids = pipe.recv()

@@ -14,7 +14,6 @@ import math
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from statistics import median
 from typing import NamedTuple
 
 import numpy as np
@@ -83,7 +82,10 @@ class StepCost:
         return self._error or 0.0
 
     def fit(self, samples: Iterable[Sample]) -> None:
-        """Take over measurements: a full grid, several of each point (their median counts).
+        """Take over measurements: a full grid, several of each point.
+
+        What disturbs a measurement makes it longer. So the shortest of each point counts, and no
+        point may take longer than one with more rows, context or requests.
 
         Draft rows are the same number for each request. Raises ValueError where a point is missing
         or there is none with or without drafts.
@@ -97,12 +99,12 @@ class StepCost:
         missing = set(itertools.product(*axes)) - set(cells)
         if missing:
             raise ValueError(f"not measured (requests, context, drafts each): {sorted(missing)}")
-        medians = [median(cells[point]) for point in itertools.product(*axes)]
-        if min(medians) <= 0:
+        shortest = [min(cells[point]) for point in itertools.product(*axes)]
+        if min(shortest) <= 0:
             raise ValueError("a step cannot take no time")
-        table = np.array(medians).reshape([len(axis) for axis in axes])
+        table = np.array(shortest).reshape([len(axis) for axis in axes])
         for axis in range(3):
-            table = np.maximum.accumulate(table, axis=axis)
+            table = np.flip(np.minimum.accumulate(np.flip(table, axis), axis=axis), axis)
         self._axes, self._table = axes, table
         self._speed = self._drafts = 0.0
         self._error = None

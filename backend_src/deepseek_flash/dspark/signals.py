@@ -11,25 +11,47 @@ import torch
 
 ENTROPY_WINDOW = 32  # tokens of the moving average
 ATTENTION_WINDOW = 32  # positions that the attention variance looks back
+_BLOCK = 64  # logits
 
 
 def entropy_and_gap(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Entropy in nats and (p1 - p2) / p1 of each row.
+    """Entropy in nats and (p1 - p2) / p1 of each row; see ``row_facts``."""
+    facts = row_facts(logits)
+    return facts[:, 1], facts[:, 2]
+
+
+def row_facts(logits: torch.Tensor) -> torch.Tensor:
+    """What each row says, in as few passes over the vocabulary as there can be.
 
     Args:
         logits: [rows, vocabulary], before any sampling parameter. Real rows only: a padding row
             has no business here. Minus infinity is a token that cannot come.
     Returns:
-        Two [rows] float32 tensors.
+        [rows, 4] float32: top-1 probability, entropy in nats, gap = (p1 - p2) / p1, and the
+        normaliser: a token's log-probability is its logit less that.
     """
-    log_p = torch.log_softmax(logits.float(), dim=-1)
-    p = log_p.exp()
+    logits = logits.float()
+    p = torch.softmax(logits, dim=-1)
+    first, second = _best_two(logits).unbind(dim=-1)
+    top1 = p.amax(dim=-1)
+    # Relative to the best one, so that a sure row's entropy is not lost among large numbers. And
     # 0 log 0 is 0, where IEEE says not a number.
-    entropy = -(p * log_p.clamp_min(torch.finfo(torch.float32).min)).sum(dim=-1)
-    top = torch.topk(logits.float(), 2, dim=-1).values
+    below = (logits - first[:, None]).clamp_min_(torch.finfo(torch.float32).min)
+    entropy = -torch.log(top1) - torch.linalg.vecdot(p, below)
     # p2 / p1 without either: both may round to 0 or 1.
-    gap = 1.0 - torch.exp(top[:, 1] - top[:, 0])
-    return entropy, gap
+    gap = 1.0 - torch.exp(second - first)
+    return torch.stack([top1, entropy.clamp_min(0.0), gap, first - torch.log(top1)], dim=1)
+
+
+def _best_two(logits: torch.Tensor) -> torch.Tensor:
+    """[rows, 2]: the largest values of each row. ``topk`` alone takes three times as long."""
+    whole = logits.shape[1] // _BLOCK * _BLOCK
+    if whole < 2 * _BLOCK:
+        return logits.topk(2, dim=-1).values
+    blocks = logits[:, :whole].view(len(logits), -1, _BLOCK)
+    best = blocks.amax(dim=-1).topk(2, dim=-1).indices  # no other block has one of the two
+    found = blocks.gather(1, best[..., None].expand(-1, -1, _BLOCK)).flatten(1)
+    return torch.cat([found, logits[:, whole:]], dim=1).topk(2, dim=-1).values
 
 
 class EntropyAverage:

@@ -172,11 +172,14 @@ class LastLayer:
             count = min(len(rows), tokens)
             buffer[:count] = values(rows[:count].clamp_max(tokens - 1))
 
-    def variance(self, accepted: Sequence[int]) -> NDArray[np.float32]:
+    def variance(self, accepted: Sequence[int], wanted: bool = True) -> NDArray[np.float32] | None:
         """[requests] of the pass that was expected, each at its last accepted token's row.
+
+        Must be called after every pass: it keeps the pass's keys.
 
         Args:
             accepted: draft tokens of each request that were right.
+            wanted: False: None is returned, for a third of the time.
         """
         rows = self._pass
         assert rows is not None
@@ -192,6 +195,8 @@ class LastLayer:
             there(rows.key_positions),
             self._keys[: len(rows.key_rows)],
         )
+        if not wanted:
+            return None
         queries = self._queries[there(rows.query_starts + np.array(accepted))]
         keys = self._ring.window(slots, there(rows.first_positions + np.array(accepted)))
         found: NDArray[np.float32] = (

@@ -19,7 +19,7 @@ from deepseek_flash.dspark.cost import Sample, measuring_points
 
 MOST_REQUESTS = 16  # measured; more cost in proportion
 CONTEXTS = (64, 1024)
-REPETITIONS = {1: 3, 4: 3, 16: 1}  # by requests: small steps are noisy, large ones slow
+REPETITIONS = {1: 5, 4: 4, 16: 2}  # by requests: small steps are noisy, large ones slow
 
 
 def measure_steps(worker: Any) -> list[Sample]:

@@ -11,6 +11,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -42,7 +43,7 @@ class Step:
     token_ids: Sequence[Sequence[int]]  # none: a part of a prompt
     lengths: Sequence[int]  # draft tokens that were verified
     facts: Sequence[NDArray[np.float32]]  # [tokens, 3]: top-1 probability, entropy, gap
-    variances: NDArray[np.float32] | None  # attention variance at the last token
+    variances: NDArray[np.float32] | None  # attention variance at the last token, now and then
     lookup: Callable[
         [int], Lookup
     ]  # of a request that got tokens: its last row's log-probabilities
@@ -87,6 +88,7 @@ class SparkProposer:
         """Before the first request: steps were measured, if this engine lets us."""
         if samples:
             self.cost.fit(samples)
+            logger.info("DSpark: milliseconds of a step: %s", describe(samples))
         else:
             logger.warning("DSpark: this engine's steps cannot be measured; thresholds decide")
             self._controller = ThresholdController(max_draft_tokens=self.max_draft_tokens)
@@ -169,7 +171,8 @@ class SparkProposer:
                 signals[row, 0] = state.entropy_ratio
                 signals[row, 1] = facts[-1, 2]
                 if step.variances is not None:
-                    signals[row, 2] = step.variances[row]
+                    state.attention_variance = float(step.variances[row])
+                signals[row, 2] = state.attention_variance
         return signals
 
     def _draft(
@@ -276,6 +279,19 @@ class ThresholdProposer(SparkProposer):
 
     def make_controller(self) -> LengthController:
         return ThresholdController(max_draft_tokens=self.max_draft_tokens)
+
+
+def describe(samples: Sequence[Sample]) -> str:
+    """Measured steps for a log: requests x (rows each), the shortest context, medians."""
+    context = min(sample.context for sample in samples)
+    found: dict[tuple[int, int], list[float]] = {}
+    for sample in samples:
+        if sample.context == context:
+            point = sample.requests, sample.rows // sample.requests
+            found.setdefault(point, []).append(sample.seconds * 1e3)
+    return ", ".join(
+        f"{requests}x{rows} {median(seconds):.1f}" for (requests, rows), seconds in found.items()
+    )
 
 
 def _by_source(counts: Counter[tuple[Source, int]]) -> dict[str, list[int]]:

@@ -63,6 +63,7 @@ class RequestState:
         self.ended = False
         self.recorded = False  # what was learned is told already
         self.entropy_ratio = math.nan  # of the last token, to the mean of the window before it
+        self.attention_variance = math.nan  # as last measured
         self.draft: Draft | None = None  # the last one found
         self.matcher = Matcher(prompt_token_ids) if limits.draftable else None
         if self.matcher and wishes.chain:

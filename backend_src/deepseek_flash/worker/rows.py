@@ -13,10 +13,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from deepseek_flash.dspark.signals import entropy_and_gap
+from deepseek_flash.dspark.signals import row_facts
 
 ROWS_AT_ONCE = 32  # bounds the memory that the probabilities of a large vocabulary take
-CPU_ROWS_AT_ONCE = 1  # on a CPU a row stays in the cache
+CPU_ROWS_AT_ONCE = 2  # on a CPU they stay in the cache
 
 
 class Rows:
@@ -57,11 +57,8 @@ class Rows:
     def _facts(self, rows: list[int]) -> torch.Tensor:
         # A slice is a view, where an index would be a copy.
         run = rows[-1] - rows[0] + 1 == len(rows)
-        logits = (self._logits[rows[0] : rows[-1] + 1] if run else self._logits[rows]).float()
-        entropy, gap = entropy_and_gap(logits)
-        normaliser = torch.logsumexp(logits, dim=-1)
-        top1 = torch.exp(logits.amax(dim=-1) - normaliser)
-        return torch.stack([top1, entropy, gap, normaliser], dim=1)
+        logits = self._logits[rows[0] : rows[-1] + 1] if run else self._logits[rows]
+        return row_facts(logits)
 
     def lookup(self, request: int) -> Callable[[NDArray[np.int64]], NDArray[np.float32]]:
         """Log-probabilities of tokens in the row of the request's last token (after ``describe``).
