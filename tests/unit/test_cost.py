@@ -46,6 +46,18 @@ def test_what_was_measured_comes_back():
         assert seconds(cost, n, rows, c) == pytest.approx(dense(n, rows, c))
 
 
+def test_a_disturbed_measurement_makes_no_draft_dear():
+    """One point was slow each time it was measured: those that do more say what it can take."""
+
+    def disturbed(n, rows, context):
+        slow = 3.0 if (n, rows, context) == (1, 2, 100.0) else 1.0
+        return dense(n, rows, context) * slow
+
+    cost = measured(disturbed)
+    assert seconds(cost, 1, 2, 100.0) <= seconds(cost, 1, 17, 100.0)
+    assert seconds(cost, 1, 17, 100.0) == pytest.approx(dense(1, 17, 100.0))
+
+
 def test_between_and_beyond_the_points_a_linear_model_is_exact():
     cost = measured()
     for n, rows, c in [(1, 9, 100.0), (2, 2, 500.0), (10, 55, 100.0), (4, 5, 3000.0), (1, 30, 100)]:

@@ -58,7 +58,9 @@ class Model:
         asked = torch.cat([*queries, torch.full((padding, HEADS, DIM), torch.nan)])
         self.layer.overhear(asked, lambda rows: passed[rows])
         accepted = [self.random.randint(0, length) for length in lengths]
-        told = self.layer.variance(accepted)
+        wanted = self.random.random() < 0.7
+        told = self.layer.variance(accepted, wanted)
+        assert (told is not None) == wanted
         pairs = []
         for row, name in enumerate(names):
             kept = scheduled[row] - lengths[row] + accepted[row]
@@ -67,7 +69,7 @@ class Model:
                 [self.keys[name][: computed[row]], keys[row][:kept], self.keys[name][end:]]
             )
             self.computed[name] = end
-            if end >= self.prompts[name]:
+            if end >= self.prompts[name] and told is not None:
                 window = torch.zeros(1, ATTENTION_WINDOW, KEY_HEADS, DIM)
                 last = self.keys[name][max(0, end - ATTENTION_WINDOW) : end]
                 window[0, ATTENTION_WINDOW - len(last) :] = last

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,10 @@ class SparkWorker:
     """To be put before one of vLLM's workers. Of an engine's, one drafts; the others say None."""
 
     model_runner: SparkRunner
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        log_with_vllm()
 
     def compile_or_warm_up_model(self) -> Any:
         times = super().compile_or_warm_up_model()  # type: ignore[misc]
@@ -36,6 +41,15 @@ class SparkWorker:
         """See ``Requests.add_references``. May come while the request runs."""
         spark = self.model_runner.spark
         return None if spark is None else spark.requests.add_references(plan_id, references)
+
+
+def log_with_vllm() -> None:
+    """Let our lines appear where vLLM's do, at its level: the engine has a process of its own."""
+    ours, theirs = logging.getLogger("deepseek_flash"), logging.getLogger("vllm")
+    if not ours.handlers:
+        ours.handlers = theirs.handlers
+        ours.setLevel(theirs.level)
+        ours.propagate = False
 
 
 class SparkCPUWorker(SparkWorker, CPUWorker):  # type: ignore[misc]
