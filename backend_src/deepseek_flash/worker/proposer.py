@@ -7,6 +7,7 @@ brought. It knows no vLLM itself, so that another runner can have it too.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -107,6 +108,11 @@ class SparkProposer:
         states = [(self.requests.get(name), len(ids)) for name, ids in drafted.items()]
         paths = [path_of(state.draft, length) for state, length in states if state]
         return paths.count(Path.BURST)
+
+    def lacks_variance(self, request_ids: Sequence[str]) -> bool:
+        """Whether the attention variance of one of them was never measured: it is new."""
+        states = map(self.requests.get, request_ids)
+        return any(state and math.isnan(state.attention_variance) for state in states)
 
     # -- between two passes ------------------------------------------------------------------------
 

@@ -164,7 +164,8 @@ class SparkRunner:
         if self._last_layer is not None:
             self._steps += 1
             variances = self._last_layer.variance(
-                [max(count, 1) - 1 for count in counts], self._steps % VARIANCE_EVERY == 1
+                [max(count, 1) - 1 for count in counts],
+                self._steps % VARIANCE_EVERY == 1 or self.spark.lacks_variance(batch.req_ids),
             )
         self._note_signatures(sampled_token_ids, lengths, sample_hidden_states)
         scheduled = [scheduler_output.num_scheduled_tokens[name] for name in batch.req_ids]
