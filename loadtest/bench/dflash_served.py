@@ -21,6 +21,7 @@ from deepseek_flash import metrics
 
 from loadtest.bench.dflash_sides import (
     CONCURRENCY,
+    FLAGS,
     Leg,
     Side,
     Sides,
@@ -37,6 +38,7 @@ from loadtest.bench.dflash_sides import (
 )
 from loadtest.bench.dflash_traffic import KINDS, TEMPLATES_A_KIND, novel, templated
 from loadtest.bench.report import spread, write_report
+from loadtest.bench.served import exit_status
 
 TOKENS = 96
 ROUNDS, REPEATED_FILLINGS, NEAR_FILLINGS = 3, 2, 8  # of each template
@@ -280,19 +282,23 @@ def main() -> int:
     parser.add_argument("--model", default="smollm2", help="must have a chat template")
     arguments = parser.parse_args()
     parts = [arguments.part] if arguments.part else list(PARTS)
-    good = True
-    try:
+
+    def measure() -> bool:
+        good = True
         with ExitStack() as stack:
-            on = stack.enter_context(side("on", arguments.model, ["--dflash-semantic", "on"]))
+            on = stack.enter_context(
+                side("on", arguments.model, [*FLAGS, "--dflash-semantic", "on"])
+            )
             off = on
             if parts != ["near"]:  # that part has one server only
-                off = stack.enter_context(side("off", arguments.model, ["--no-enable-dflash"]))
+                off = stack.enter_context(
+                    side("off", arguments.model, [*FLAGS, "--no-enable-dflash"])
+                )
             for part in parts:
                 good &= PARTS[part]((on, off), arguments.pairs or PAIRS.get(part, 1))
-    except KeyboardInterrupt:
-        print("\ninterrupted", file=sys.stderr)
-        return 130
-    return 0 if good else 1
+        return good
+
+    return exit_status(measure)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import re
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -168,19 +168,17 @@ Sides = tuple[Side, Side]  # with the cache, without
 def side(
     name: str, model: str, flags: Sequence[str], connections: int = CONCURRENCY
 ) -> Iterator[Side]:
-    print(f"starting a server: {' '.join(flags)}", flush=True)
-    with serving(model, [*FLAGS, *flags]) as served:
+    print(f"starting {name}: {' '.join(flags)}", flush=True)
+    with serving(model, flags) as served:
         it = Side(name, served, connections)
-        try:
-            it.warm_up(CONCURRENCY, use_dflash=True)  # the encoder's first run too
+        with closing(it.client):
+            it.warm_up(connections, use_dflash=True)  # the encoder's first run too
             yield it
-        finally:
-            it.client.close()
 
 
-def in_turns(sides: Sides, number: int) -> Sides:
-    """Who goes first alternates."""
-    return sides if number % 2 == 0 else (sides[1], sides[0])
+def in_turns(sides: Sequence[Side], number: int) -> Sequence[Side]:
+    """A B C, then C B A: what drifts meanwhile is shared out."""
+    return sides if number % 2 == 0 else sides[::-1]
 
 
 def verdict(name: str, values: Sequence[float], aim: str, good: bool) -> bool:

@@ -260,7 +260,8 @@ def main() -> None:
         found = compare(unseen, near, chosen, row_cost, arguments.burst)
         text, figures[str(concurrency)] = table(found, row_cost)
         print(f"\nconcurrency {concurrency}, a row costs {row_cost} steps\n{text}")
-        print(f"accepted/drafted by source and position\n{acceptance(overall(found['ours']))}")
+        if ours := found.get("ours"):
+            print(f"accepted/drafted by source and position\n{acceptance(overall(ours))}")
     write_report("dspark-replay", {"trace": str(arguments.trace), "speed": figures})
 
 

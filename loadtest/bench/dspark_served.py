@@ -23,7 +23,7 @@ from typing import Any
 from deepseek_flash.dspark.prompt import PromptEncoder, load_tokenizer
 from deepseek_flash.launcher.environment import resolve_model
 
-from loadtest.bench.dflash_sides import Side, verdict
+from loadtest.bench.dflash_sides import Side, in_turns, verdict
 from loadtest.bench.dspark_prompts import KINDS, prompts
 from loadtest.bench.dspark_replay import ROW_COSTS
 from loadtest.bench.dspark_served_figures import (
@@ -48,10 +48,10 @@ from loadtest.bench.dspark_served_sides import (
     play_round,
     resident,
     side_flags,
-    take_turns,
 )
 from loadtest.bench.dspark_trace import Record
 from loadtest.bench.report import write_report
+from loadtest.bench.served import exit_status
 
 TOKENS, MODEL_LENGTH = 96, 2048
 CONCURRENCIES, PAIRS, PROMPTS = (1, 4, 16), 3, 6
@@ -144,7 +144,7 @@ def run_pair(
     """``stream``: what was asked before and is remembered; this pair's is added."""
     asked = plan.asked[number]
     print(f"  pair {number + 1} of {len(plan.asked)} at {many}: {len(asked)} prompts", flush=True)
-    played = {it.name: play(it, plan, number, many) for it in take_turns(sides, number)}
+    played = {it.name: play(it, plan, number, many) for it in in_turns(sides, number)}
     plays = {it.name: played[it.name] for it in sides}
     if plan.part.known:  # the oracle would know every answer
         return Pair(asked, plays, {})
@@ -253,12 +253,7 @@ def main() -> int:
         messages = json.dumps([{"role": "user", "content": text}])
         return encoder.from_messages(messages, MODEL_LENGTH).ids
 
-    try:
-        good = run(plan, encode)
-    except KeyboardInterrupt:
-        print("\ninterrupted", file=sys.stderr)
-        return 130
-    return 0 if good else 1
+    return exit_status(lambda: run(plan, encode))
 
 
 if __name__ == "__main__":

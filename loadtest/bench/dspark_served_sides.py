@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from deepseek_flash import metrics
 
-from loadtest.bench.dflash_sides import FLAGS, Leg, Side, drained, rise, settled
-from loadtest.bench.served import start, stop, wait_ready
+from loadtest.bench.dflash_sides import FLAGS, Leg, Side, drained, rise, settled, side
 
 PLAIN, OURS = "plain", "ours"
 SUFFIX, SUFFIX_TOKENS, SUFFIX_LEAST = "suffix", 16, 0.1  # the last is vLLM's default
@@ -55,30 +54,12 @@ Sides = Sequence[Side]  # the first is plain
 
 
 @contextmanager
-def one_side(name: str, model: str, connections: int) -> Iterator[Side]:
-    flags = side_flags(name)
-    print(f"starting {name}: {' '.join(flags)}", flush=True)
-    served = start(model, flags, ready=False)
-    try:  # from here on, so that an interrupted start ends the server too
-        wait_ready(served)
-        it = Side(name, served, connections)
-        with closing(it.client):
-            it.warm_up(connections, use_dflash=True)  # the encoder's first run too
-            yield it
-    finally:
-        stop(served)
-
-
-@contextmanager
 def resident(names: Sequence[str], model: str, connections: int) -> Iterator[Sides]:
     """All these servers at once."""
     with ExitStack() as stack:
-        yield [stack.enter_context(one_side(name, model, connections)) for name in names]
-
-
-def take_turns(sides: Sides, number: int) -> Sides:
-    """A B C, then C B A: what drifts meanwhile is shared out."""
-    return sides if number % 2 == 0 else sides[::-1]
+        yield [
+            stack.enter_context(side(name, model, side_flags(name), connections)) for name in names
+        ]
 
 
 def play_round(

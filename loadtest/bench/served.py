@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -95,11 +95,21 @@ def stop(served: Served, number: int = signal.SIGTERM, timeout: float = 40.0) ->
     return time.monotonic() - begin
 
 
+def exit_status(measure: Callable[[], bool]) -> int:
+    """Of a benchmark: 0 if all is as it should be, 1 if not, 130 if it was interrupted."""
+    try:
+        return 0 if measure() else 1
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        return 130
+
+
 @contextmanager
 def serving(model: str, flags: Sequence[str] = ()) -> Iterator[Served]:
-    """A server that is stopped at the end."""
-    served = start(model, flags)
+    """A server that is stopped at the end, be that in the middle of its start."""
+    served = start(model, flags, ready=False)
     try:
+        wait_ready(served)
         yield served
     finally:
         stop(served)

@@ -62,7 +62,7 @@ def test_every_token_has_one_path(tenant):
 def test_answers_are_those_of_plain_vllm(tenant, reference, name):
     """vLLM refuses min_p and logit_bias beside speculation; our runner applies them."""
     sampling, runs = reference.special[name]
-    asked = [replace(tenant.request(prompt, **sampling)) for prompt in PROMPTS[: len(runs)]]
+    asked = [tenant.request(prompt, **sampling) for prompt in PROMPTS[: len(runs)]]
     for use_dspark in (True, False):
         found = in_company(
             lambda it, use=use_dspark: tenant.ask(without_cache(it if use else without_dspark(it))),

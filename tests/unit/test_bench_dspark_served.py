@@ -8,8 +8,8 @@ from deepseek_flash.serve import parse_arguments
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.bench import dspark_served, dspark_served_sides
-from loadtest.bench.dflash_sides import Leg
+from loadtest.bench import dflash_sides, dspark_served, dspark_served_sides, served
+from loadtest.bench.dflash_sides import Leg, in_turns
 from loadtest.bench.dflash_traffic import Reply
 from loadtest.bench.dspark_prompts import KINDS
 from loadtest.bench.dspark_served import PARTS, mixed, novel, parse, repeats
@@ -25,7 +25,7 @@ from loadtest.bench.dspark_served_figures import (
     row_cost,
     table,
 )
-from loadtest.bench.dspark_served_sides import WATCHED, play_round, side_flags, take_turns
+from loadtest.bench.dspark_served_sides import WATCHED, play_round, side_flags
 
 # -- sides -----------------------------------------------------------------------------------
 
@@ -66,7 +66,7 @@ def test_there_are_no_other_sides(name):
 
 
 def test_sides_take_turns():
-    assert [take_turns("abc", number) for number in range(3)] == ["abc", "cba", "abc"]
+    assert [in_turns("abc", number) for number in range(3)] == ["abc", "cba", "abc"]
 
 
 @pytest.mark.parametrize("broken", ["wait_ready", "Side", "the load"])
@@ -76,12 +76,12 @@ def test_a_server_is_stopped_however_it_ends(monkeypatch, broken):
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(dspark_served_sides, "start", lambda model, flags, ready: model)
-    monkeypatch.setattr(dspark_served_sides, "stop", stopped.append)
-    monkeypatch.setattr(dspark_served_sides, "wait_ready", lambda served: None)
-    monkeypatch.setattr(dspark_served_sides, "Side", lambda *_: FakeSide("plain"))
+    monkeypatch.setattr(served, "start", lambda model, flags, ready: model)
+    monkeypatch.setattr(served, "stop", stopped.append)
+    monkeypatch.setattr(served, "wait_ready", lambda served: None)
+    monkeypatch.setattr(dflash_sides, "Side", lambda *_: FakeSide("plain"))
     if broken != "the load":
-        monkeypatch.setattr(dspark_served_sides, broken, interrupt)
+        monkeypatch.setattr(dflash_sides if broken == "Side" else served, broken, interrupt)
     with (
         pytest.raises(KeyboardInterrupt),
         dspark_served_sides.resident(["plain", "ours"], "model", 4),

@@ -83,7 +83,7 @@ class Played:
         self.truth[tuple(prompt)] = answer + [7] * K
         self.answers[name], self.prompts[name] = [], prompt
         self.lengths[name] = len(answer)
-        wishes = Wishes(plan_id=name[:-2], burst_steps=3, use_dspark=True, tenant="")
+        wishes = Wishes(plan_id=name[:-2], burst_steps=3, use_dspark=True)
         limits = Limits(length, 0, frozenset({EOS}), self.random.random() < 0.8)
         self.proposer.add(RequestState(name, prompt, limits, wishes))
 

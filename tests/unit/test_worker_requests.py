@@ -19,7 +19,7 @@ PROMPT = [5, 6, 7, 8]
 
 
 def wishes(plan_id="plan", **values):
-    defaults = {"burst_steps": 3, "use_dspark": True, "tenant": "t"}
+    defaults = {"burst_steps": 3, "use_dspark": True}
     return Wishes(plan_id=plan_id, **{**defaults, **values})
 
 

@@ -15,7 +15,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from deepseek_flash.config import ConfigError, DecoderConfig
-from deepseek_flash.contract import EngineFacts, InvalidField, RequestPlan, Sampling
+from deepseek_flash.contract import EngineFacts, InvalidField, Reference, RequestPlan, Sampling
 from deepseek_flash.decoder.output import Outputs, from_vllm
 from deepseek_flash.dspark.paths import Path
 from deepseek_flash.worker.arguments import dspark_arguments
@@ -76,16 +76,10 @@ class Engine:
         tokenizer = self._llm.get_tokenizer() if plan.sampling.detokenize else None
         return TokenText(tokenizer, plan.prompt_token_ids, sampling_params(plan.sampling))
 
-    async def add_references(
-        self, plan_id: str, references: Sequence[tuple[Sequence[int], float]]
-    ) -> None:
-        """Let a running plan's drafts come from these answers to similar prompts, too.
-
-        Args:
-            references: token ids, and the similarity of the prompts, -1 to 1.
-        """
+    async def add_references(self, plan_id: str, references: Sequence[Reference]) -> None:
+        """Let a running plan's drafts come from these answers to similar prompts, too."""
         if self._dspark:
-            plain = [(list(token_ids), similarity) for token_ids, similarity in references]
+            plain = [(list(known.token_ids), known.similarity) for known in references]
             await self._llm.collective_rpc("add_references", args=(plan_id, plain))
 
     async def drain(self, ended: Sequence[str] = ()) -> dict[str, Any] | None:
@@ -228,7 +222,6 @@ def _wishes(plan: RequestPlan, chain: Sequence[int]) -> Wishes:
         plan_id=plan.plan_id,
         burst_steps=plan.burst_steps,
         use_dspark=plan.use_dspark,
-        tenant=hashlib.blake2b(plan.cache_salt.encode(), digest_size=8).hexdigest(),
         chain=tuple(chain),
         min_p=plan.sampling.min_p,
         logit_bias=plan.sampling.logit_bias,

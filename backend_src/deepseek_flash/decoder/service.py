@@ -168,8 +168,7 @@ class _DSpark:
         self.learned: Callable[[str], Coroutine[Any, Any, Learned | None]] = reports.learned
 
     def add_references(self, plan_id: str, neighbours: Neighbours) -> None:
-        found = [(known.token_ids, known.similarity) for known in neighbours.references]
-        self._engine.run(self._engine.add_references(plan_id, found))
+        self._engine.run(self._engine.add_references(plan_id, neighbours.references))
 
 
 def _done(reason: str) -> Delta:

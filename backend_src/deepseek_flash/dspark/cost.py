@@ -109,6 +109,16 @@ class StepCost:
         self._speed = self._drafts = 0.0
         self._error = None
 
+    def __str__(self) -> str:
+        """What was measured, in milliseconds: requests x rows each, at the shortest context."""
+        if self._axes is None:
+            return "not measured"
+        return ", ".join(
+            f"{requests}x{1 + int(drafts)} {self._table[place, 0, column] * 1e3:.1f}"
+            for place, requests in enumerate(self._axes.requests)
+            for column, drafts in enumerate(self._axes.drafts)
+        )
+
     def seconds(self, requests: int, rows: ArrayLike, context: float) -> NDArray[np.float64]:
         """Predicted seconds of steps with ``rows`` rows in all (any shape, each >= requests)."""
         plain, drafts = self._parts(requests, np.asarray(rows, dtype=np.float64), context)

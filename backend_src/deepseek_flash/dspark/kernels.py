@@ -48,7 +48,7 @@ FEATURES = len(NAMES)
 # Columns that are the same for all candidates of a position; the caller fills ``Scratch.context``.
 GENERATED, SIGNALS = NAMES.index("generated"), NAMES.index("entropy_ratio")
 RESIDUAL, BEFORE = NAMES.index("residual"), NAMES.index("confidence_before")
-LOGPROB, POSITION = NAMES.index("logprob"), NAMES.index("repeats")
+LOGPROB, REPEATS = NAMES.index("logprob"), NAMES.index("repeats")
 PPM, SHARE = NAMES.index("ppm"), NAMES.index("share")
 
 _HISTORY, _REFERENCE, _CHAIN = int(Source.HISTORY), int(Source.REFERENCE), int(Source.CHAIN)
@@ -281,7 +281,7 @@ def look(history: Any, references: Any, end: Any, scratch: Any) -> Any:
         scratch.ids[rank] = tokens[which]
         scratch.sources[rank] = np.int32(sums[which, _BEST_SOURCE])
         _describe(scratch.features[rank], sums, p, which, order, distinct)
-        scratch.features[rank, POSITION] = tokens[which] == text[end]
+        scratch.features[rank, REPEATS] = tokens[which] == text[end]
     return count
 
 
@@ -381,8 +381,8 @@ def complete(scratch: Any, count: Any, position: Any, survival: Any, before: Any
     """Fill in the features that all candidates of a position share."""
     for row in range(count):
         x = scratch.features[row]
-        x[POSITION + 1] = position
-        x[POSITION + 2] = math.log(survival)
+        x[REPEATS + 1] = position
+        x[REPEATS + 2] = math.log(survival)
         x[GENERATED] = scratch.context[GENERATED]
         x[SIGNALS : SIGNALS + 3] = scratch.context[SIGNALS : SIGNALS + 3]
         x[RESIDUAL] = scratch.context[RESIDUAL]

@@ -83,7 +83,7 @@ class Policy:
             [candidates] and [candidates, features] of each place.
         """
         matcher, scratch, seen = request.matcher, self.scratch, []
-        survival, before = 1.0, matcher.confidence
+        survival = 1.0
         count = self._look(request)
         before = float(scratch.context[kernels.BEFORE])
         for place, token in enumerate(truth[: request.limit]):

@@ -12,7 +12,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -89,7 +88,7 @@ class SparkProposer:
         """Before the first request: steps were measured, if this engine lets us."""
         if samples:
             self.cost.fit(samples)
-            logger.info("DSpark: milliseconds of a step: %s", describe(samples))
+            logger.info("DSpark: milliseconds of a step: %s", self.cost)
         else:
             logger.warning("DSpark: this engine's steps cannot be measured; thresholds decide")
             self._controller = ThresholdController(max_draft_tokens=self.max_draft_tokens)
@@ -206,23 +205,23 @@ class SparkProposer:
     ) -> list[list[int]]:
         """The drafts, cut to what pays."""
         found: list[list[int]] = [[] for _ in states]
-        rows = [
-            row for row, state in enumerate(states)
+        running = [
+            (row, state) for row, state in enumerate(states)
             if state is not None and step.token_ids[row] and not state.ended
         ]  # fmt: skip
-        if not rows:
+        if not running:
             return found
-        running = [states[row] for row in rows]
+        rows = [row for row, _ in running]
         mine = [drafts[row] for row in rows]
         batch = Batch(
-            context=sum(state.tokens for state in running if state) / len(rows),
-            room=[state.room(self._max_model_len) if state else 0 for state in running],
-            burst_steps=[state.wishes.burst_steps if state else 0 for state in running],
+            context=sum(state.tokens for _, state in running) / len(running),
+            room=[state.room(self._max_model_len) for _, state in running],
+            burst_steps=[state.wishes.burst_steps for _, state in running],
             signals=signals[rows],
         )
         lengths = self._controller.decide(mine, batch)
-        for row, state, draft, length in zip(rows, running, mine, lengths):
-            if state is not None and draft is not None and length:
+        for (row, state), draft, length in zip(running, mine, lengths):
+            if draft is not None and length:
                 state.draft = draft
                 found[row] = draft.token_ids[:length]
         self._log.step([step.request_ids[row] for row in rows], mine, lengths, signals[rows])
@@ -285,19 +284,6 @@ class ThresholdProposer(SparkProposer):
 
     def make_controller(self) -> LengthController:
         return ThresholdController(max_draft_tokens=self.max_draft_tokens)
-
-
-def describe(samples: Sequence[Sample]) -> str:
-    """Measured steps for a log: requests x (rows each), the shortest context, medians."""
-    context = min(sample.context for sample in samples)
-    found: dict[tuple[int, int], list[float]] = {}
-    for sample in samples:
-        if sample.context == context:
-            point = sample.requests, sample.rows // sample.requests
-            found.setdefault(point, []).append(sample.seconds * 1e3)
-    return ", ".join(
-        f"{requests}x{rows} {median(seconds):.1f}" for (requests, rows), seconds in found.items()
-    )
 
 
 def _by_source(counts: Counter[tuple[Source, int]]) -> dict[str, list[int]]:

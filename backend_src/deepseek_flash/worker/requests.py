@@ -23,7 +23,6 @@ class Wishes:
     plan_id: str
     burst_steps: int
     use_dspark: bool
-    tenant: str  # digest
     chain: tuple[int, ...] = ()  # the DFlash cache's continuation, as far as it is only a guess
     # vLLM refuses these two beside speculation; our runner applies them.
     min_p: float = 0.0

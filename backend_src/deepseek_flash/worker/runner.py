@@ -85,15 +85,16 @@ class SparkRunner:
             return super().execute_model(scheduler_output, *args, **kwargs)  # type: ignore[misc]
 
     def _update_states(self, scheduler_output: Any) -> Any:
-        for new in scheduler_output.scheduled_new_reqs:
-            wishes = Wishes.from_extra_args(new.sampling_params.extra_args)
-            if wishes is None:
-                continue
+        ours = [
+            (new, wishes)
+            for new in scheduler_output.scheduled_new_reqs
+            if (wishes := Wishes.from_extra_args(new.sampling_params.extra_args)) is not None
+        ]
+        for new, wishes in ours:
             put_back(new.sampling_params, wishes)
         done = super()._update_states(scheduler_output)  # type: ignore[misc]
-        for new in scheduler_output.scheduled_new_reqs:
-            wishes = Wishes.from_extra_args(new.sampling_params.extra_args)
-            if self.spark is not None and wishes is not None:
+        if self.spark is not None:
+            for new, wishes in ours:
                 limits = limits_of(new.sampling_params, wishes)
                 self.spark.add(RequestState(new.req_id, new.prompt_token_ids, limits, wishes))
         return done
