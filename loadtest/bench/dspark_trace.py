@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from deepseek_flash.contract import Sampling
-from deepseek_flash.dspark.signals import ATTENTION_WINDOW, EntropyAverage, entropy_and_gap
+from deepseek_flash.dspark.signals import ATTENTION_WINDOW, EntropyWindow, row_facts
 
 from loadtest.bench.dspark_prompts import KINDS, prompts
 
@@ -101,16 +101,16 @@ def describe(model: Any, kind: str, prompt: Sequence[int], output: Sequence[int]
     )  # fmt: skip
     first = len(prompt) - 1
     logits = seen.logits[0, first:].float()
-    entropy, gap = entropy_and_gap(logits)
-    average, slot = EntropyAverage(1, logits.device), torch.tensor([0])
+    facts = row_facts(logits, range(len(logits)))
+    window = EntropyWindow()
     top = torch.log_softmax(logits, dim=-1).topk(TOP)
     return Record(
         kind=kind,
         prompt=np.array(prompt, np.int32),
         output=np.array(output, np.int32),
         top1=top.values[:, 0].exp().numpy(),
-        entropy_ratio=torch.cat([average.ratio(slot, it[None]) for it in entropy]).numpy(),
-        gap=gap.numpy(),
+        entropy_ratio=np.array([window.ratio([it]) for it in facts[:, 1].tolist()], np.float32),
+        gap=facts[:, 2],
         attention_variance=_variance(seen.attentions[-1][0])[first:].numpy(),
         top_ids=top.indices.numpy().astype(np.int32),
         top_logprobs=top.values.numpy().astype(np.float16),

@@ -98,6 +98,9 @@ def test_no_other_lengths_are_worth_more(drafts, times):
 
     assert all(length <= len(d) for length, d in zip(found, drafts))
     assert worth(found) >= max(map(worth, all_lengths(drafts))) - 1e-9
+    least = Controller(cost).least_chance(n, 100.0)
+    for length, d in zip(found, drafts):
+        assert math.prod(d[:length]) > least - 1e-9 or not length, "the policy may stop there"
 
 
 @given(BATCHES, st.lists(st.floats(0, 2), min_size=13, max_size=13))

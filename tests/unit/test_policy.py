@@ -21,7 +21,7 @@ from deepseek_flash.dspark.policy import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-POLICY = Policy(least=0.0)
+POLICY = Policy()
 tokens = st.lists(st.integers(0, 5), min_size=1, max_size=30)
 
 
@@ -29,8 +29,12 @@ def nothing_known(ids):
     return np.full(len(ids), np.nan, np.float32)
 
 
-def request(matcher, limit=16, burst_limit=16, last_logprobs=nothing_known, **signals):
-    return DraftRequest(matcher, limit, burst_limit, last_logprobs, **signals)
+def request(
+    matcher, limit=16, burst_limit=16, last_logprobs=nothing_known, least_chance=0.0, **signals
+):
+    return DraftRequest(
+        matcher, limit, burst_limit, last_logprobs, least_chance=least_chance, **signals
+    )
 
 
 def sure_matcher():
@@ -94,8 +98,8 @@ def test_a_draft_stops_where_nothing_would_pay():
     even = kernels.Network(  # one candidate comes or does not: 0.5
         zeros(FEATURES), zeros((FEATURES, 0)), zeros(0), zeros(0), zeros(1)
     )
-    for least, tokens in ((0.6, 0), (0.5, 1), (0.2, 2), (0.1, 3)):
-        draft = Policy(even, least=least).draft(request(sure_matcher(), limit=ROOM))
+    for least, tokens in ((0.6, 1), (0.5, 1), (0.2, 2), (0.1, 3)):
+        draft = Policy(even).draft(request(sure_matcher(), limit=ROOM, least_chance=least))
         assert draft.probabilities == [0.5] * tokens
 
 

@@ -35,6 +35,10 @@ class Takes:
     def __init__(self, chance):
         self.random, self.seen = chance, []
 
+    def least_chance(self, requests, context):
+        assert requests > 0 and context > 0
+        return 0.02
+
     def decide(self, drafts, batch):
         assert len(drafts) == len(batch.room) == len(batch.burst_steps) == len(batch.signals)
         return [

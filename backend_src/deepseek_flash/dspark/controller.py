@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from deepseek_flash.dspark.cost import StepCost
 from deepseek_flash.dspark.drafts import Draft, Source
 from deepseek_flash.dspark.paths import Path
+from deepseek_flash.dspark.policy import LEAST
 from deepseek_flash.dspark.trust import Trust
 
 Floats = NDArray[np.float64]
@@ -43,6 +44,11 @@ class Batch:
 
 class LengthController(Protocol):
     """Decides, step by step, how many draft tokens to verify."""
+
+    def least_chance(self, requests: int, context: float) -> float:
+        """Chance that a draft's row is accepted, below which it cannot be chosen: so many requests
+        run, with so many tokens each."""
+        ...
 
     def decide(self, drafts: Drafts, batch: Batch) -> list[int]:
         """How many tokens of each draft go into the next step. Changes no draft."""
@@ -91,6 +97,10 @@ class Controller:
         """Tokens per second against plain steps, running mean, at least 1."""
         return max(1.0, self._plain_steps / self._spent)
 
+    def least_chance(self, requests: int, context: float) -> float:
+        # Of the best k rows the last one pays for itself, or k - 1 would be better.
+        return max(LEAST, self.speedup * self._cost.cheapest_row(requests, context))
+
     def decide(self, drafts: Drafts, batch: Batch) -> list[int]:
         self._steps += 1
         caps = [
@@ -120,8 +130,8 @@ class Controller:
         requests, rows = len(lengths), sum(lengths)
         steps = 1.0
         if rows:
-            plain, taken = self._cost.seconds(requests, [requests, requests + rows], context)
-            steps = float(taken / plain)
+            plain, taken = self._cost.step(requests, requests + rows, context)
+            steps = taken / plain
         self._plain_steps *= SPEEDUP_DECAY
         self._spent *= SPEEDUP_DECAY
         self._plain_steps += 1.0 + sum(accepted) / requests
@@ -211,6 +221,9 @@ class ThresholdController:
     ) -> None:
         self._rules = rules
         self._max_draft_tokens = max_draft_tokens
+
+    def least_chance(self, requests: int, context: float) -> float:
+        return LEAST
 
     def action(self, entropy_ratio: float, gap: float, attention_variance: float) -> Path:
         """Without signals (NaN) no rule holds."""

@@ -27,6 +27,8 @@ DRAFT_RATE = 0.01  # what drafts cost against a plain step does
 DRAFT_LIMIT = math.log(3.0)  # a price further off than that is a fault of the measurement
 ERROR_RATE = 0.02
 FAR = 1e6  # draft rows per request
+_CONTEXTS = 25  # tokens: contexts that differ by less cost the same
+_MOST_CURVES = 1024  # kept
 
 
 class Sample(NamedTuple):
@@ -58,6 +60,21 @@ def measuring_points(
     ]
 
 
+class _Curve(NamedTuple):
+    """Steps of as many requests in such a context."""
+
+    plain: float  # seconds without drafts
+    drafts: list[float]  # rows per request, ascending
+    added: list[float]  # seconds that so many add; the first is the limit from above
+
+    @property
+    def cheapest(self) -> float:
+        """Least share of a plain step that one draft row more for each request adds anywhere."""
+        x, y = self.drafts, self.added
+        slopes = ((y[i + 1] - y[i]) / (x[i + 1] - x[i]) for i in range(len(x) - 1))
+        return min(slopes) / self.plain
+
+
 class StepCost:
     """Predicts the seconds of a step.
 
@@ -67,6 +84,7 @@ class StepCost:
 
     def __init__(self) -> None:
         self._axes: Axes | None = None
+        self._curves: dict[tuple[int, int], _Curve] = {}
         self._table = np.empty(0)  # [requests, contexts, drafts] seconds
         self._speed = 0.0  # log of what a step takes against the table
         self._drafts = 0.0  # log of what draft rows take against the table, beside that
@@ -106,6 +124,7 @@ class StepCost:
         for axis in range(3):
             table = np.flip(np.minimum.accumulate(np.flip(table, axis), axis=axis), axis)
         self._axes, self._table = axes, table
+        self._curves.clear()
         self._speed = self._drafts = 0.0
         self._error = None
 
@@ -121,18 +140,35 @@ class StepCost:
 
     def seconds(self, requests: int, rows: ArrayLike, context: float) -> NDArray[np.float64]:
         """Predicted seconds of steps with ``rows`` rows in all (any shape, each >= requests)."""
-        plain, drafts = self._parts(requests, np.asarray(rows, dtype=np.float64), context)
-        found: NDArray[np.float64] = math.exp(self._speed) * (
-            plain + math.exp(self._drafts) * drafts
-        )
+        rows = np.asarray(rows, dtype=np.float64)
+        if not self.measured:
+            return np.where(rows > requests, np.inf, 1.0)
+        curve = self._curve(requests, context)
+        added = np.interp(rows / requests - 1, curve.drafts, curve.added)
+        extra = math.exp(self._drafts) * np.where(rows > requests, added, 0.0)
+        found: NDArray[np.float64] = math.exp(self._speed) * (curve.plain + extra)
         return found
+
+    def step(self, requests: int, rows: int, context: float) -> tuple[float, float]:
+        """Predicted seconds of one without drafts, and of one with ``rows`` rows in all.
+
+        Only once it is measured.
+        """
+        plain, extra = self._parts(requests, rows, context)
+        speed = math.exp(self._speed)
+        return speed * plain, speed * (plain + extra)
+
+    def cheapest_row(self, requests: int, context: float) -> float:
+        """What a draft row adds to a step at least, in plain steps' time for one token."""
+        if not self.measured:
+            return math.inf
+        return math.exp(self._drafts) * self._curve(requests, context).cheapest
 
     def observe(self, requests: int, rows: int, context: float, seconds: float) -> None:
         """A step took so long. Only steps without prefill: its rows are not counted here."""
         if not self.measured or seconds <= 0:
             return
-        plain, drafts = self._parts(requests, np.asarray(float(rows)), context)
-        extra = math.exp(self._drafts) * float(drafts)
+        plain, extra = self._parts(requests, rows, context)
         predicted = math.exp(self._speed) * (plain + extra)
         error = min(1.0, abs(predicted - seconds) / seconds)
         self._error = error if self._error is None else self._moved(self._error, error)
@@ -147,22 +183,36 @@ class StepCost:
     def _moved(average: float, value: float) -> float:
         return average + ERROR_RATE * (value - average)
 
-    def _parts(
-        self, requests: int, rows: NDArray[np.float64], context: float
-    ) -> tuple[float, NDArray[np.float64]]:
-        """The table's seconds: of the plain step, and what the draft rows add to it."""
-        if self._axes is None:
-            return 1.0, np.where(rows > requests, np.inf, 0.0)
+    def _parts(self, requests: int, rows: int, context: float) -> tuple[float, float]:
+        """Seconds of a plain step at the table's speed, and what the draft rows add to it."""
+        curve = self._curve(requests, context)
+        if rows <= requests:
+            return curve.plain, 0.0
+        x, y, each = curve.drafts, curve.added, rows / requests - 1
+        at = min(max(bisect_right(x, each), 1), len(x) - 1)
+        slope = (y[at] - y[at - 1]) / (x[at] - x[at - 1])
+        return curve.plain, math.exp(self._drafts) * (y[at - 1] + (each - x[at - 1]) * slope)
+
+    def _curve(self, requests: int, context: float) -> _Curve:
+        """By draft rows per request. Of a step's time it takes too much to be made anew in each."""
+        key = requests, int(context) // _CONTEXTS
+        if key not in self._curves:
+            if len(self._curves) == _MOST_CURVES:
+                self._curves.clear()
+            self._curves[key] = self._made(requests, key[1] * _CONTEXTS)
+        return self._curves[key]
+
+    def _made(self, requests: int, context: float) -> _Curve:
+        assert self._axes is not None
         line, scale = self._line(self._axes, requests, context)
         # What the first draft row costs by itself shows where the line of the measured ones
         # starts; a request's fraction of a row (few drafts in a large batch) lies on it.
-        x, y = [0.0, *self._axes.drafts[1:]], [line[0], *line[1:]]
+        x, y = [0.0, *self._axes.drafts[1:]], list(line)
         if len(x) > 2:
             y[0] = max(y[0], y[1] - x[1] * (y[2] - y[1]) / (x[2] - x[1]))
         x.append(FAR)
         y.append(y[-1] + (FAR - x[-2]) * (y[-1] - y[-2]) / (x[-2] - x[-3]))
-        added = np.interp(rows / requests - 1, x, y) - line[0]
-        return scale * line[0], np.where(rows > requests, scale * added, 0.0)
+        return _Curve(scale * line[0], x, [scale * (value - line[0]) for value in y])
 
     def _line(self, axes: Axes, requests: int, context: float) -> tuple[list[float], float]:
         """Seconds by drafts per request, and a factor: more requests than measured cost in

@@ -91,12 +91,13 @@ class Scratch(NamedTuple):
     draft: npt.NDArray[np.float64]  # [limit, 3]: token, probability, source
 
 
-def compiled(function: Function) -> Function:
+def compiled(function: Function, **options: Any) -> Function:
     """``numba.njit``, cached on disk where there is a place for it."""
+    options = {"nogil": True, "error_model": "numpy", **options}
     try:
-        made = numba.njit(cache=True, nogil=True, error_model="numpy")(function)
+        made = numba.njit(cache=True, **options)(function)
     except RuntimeError:  # neither this directory nor the user's home can be written
-        made = numba.njit(nogil=True, error_model="numpy")(function)
+        made = numba.njit(**options)(function)
     return cast(Function, made)
 
 
@@ -398,7 +399,8 @@ def extend(
 ) -> Any:  # fmt: skip
     """Draft greedily after the token at ``end``, from the candidates that ``look`` has left.
 
-    Stops where the chance that all is accepted falls below ``least``. The history's tokens must
+    Stops where the chance that all is accepted falls below ``least``, but not before the first
+    token: whether that would have been right is a feature of later ones. The history's tokens must
     have room for ``limit`` more behind ``end``. Returns the draft's length.
     """
     survival, before = 1.0, scratch.context[BEFORE]
@@ -412,7 +414,7 @@ def extend(
             allowed = scratch.sources[row] != _HISTORY or burst_limit > 0
             if allowed and (best < 0 or scratch.chances[row] > scratch.chances[best]):
                 best = row
-        if best < 0 or survival * scratch.chances[best] < least:
+        if best < 0 or (position > 0 and survival * scratch.chances[best] < least):
             return position
         before = scratch.chances[best]
         survival *= before

@@ -17,15 +17,17 @@ from importlib.resources import files
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from deepseek_flash.dspark import kernels
 from deepseek_flash.dspark.drafts import Draft, Source
 from deepseek_flash.dspark.kernels import FEATURES, NAMES, Network, Scratch
 from deepseek_flash.dspark.matcher import ROOM, Matcher
+from deepseek_flash.dspark.signals import row_facts, verify
 
 __all__ = ["Draft", "DraftRequest", "Policy", "Source", "load_network", "warm_up"]
 
-LEAST = 0.02  # chance that all of a draft is accepted, below which nothing pays anywhere
+LEAST = 0.02  # chance that all of a draft is accepted; below it nothing pays anywhere
 WEIGHTS = "weights.json"
 
 Lookup = Callable[[npt.NDArray[np.int64]], npt.NDArray[np.float32]]
@@ -42,15 +44,16 @@ class DraftRequest:
     entropy_ratio: float = math.nan  # the three signals of the last pass, NaN: not known
     gap: float = math.nan
     attention_variance: float = math.nan
+    # That all of a draft is accepted, below which it goes on for no more.
+    least_chance: float = LEAST
 
 
 class Policy:
     """Drafts for one request after another. Not for several threads at once."""
 
-    def __init__(self, network: Network | None = None, *, least: float = LEAST) -> None:
+    def __init__(self, network: Network | None = None) -> None:
         """``network``: None: the one in this package."""
         self._network = load_network() if network is None else network
-        self._least = least
         self.scratch = make_scratch()
 
     def draft(self, request: DraftRequest) -> Draft:
@@ -62,7 +65,7 @@ class Policy:
         matcher, drafted = request.matcher, self.scratch.draft
         length = kernels.extend(
             matcher.history, matcher.references, matcher.end, self._network, self.scratch,
-            count, limit, request.burst_limit, self._least,
+            count, limit, request.burst_limit, request.least_chance,
         )  # fmt: skip
         draft = Draft(
             [int(token) for token in drafted[:length, 0]],
@@ -107,6 +110,9 @@ class Policy:
     def _look(self, request: DraftRequest) -> int:
         """Candidates of the first place, with all that is known of them and of the request."""
         matcher, scratch = request.matcher, self.scratch
+        count: int = kernels.look(matcher.history, matcher.references, matcher.end, scratch)
+        if not count:
+            return 0
         context = scratch.context
         context[kernels.GENERATED] = math.log1p(matcher.generated)
         context[kernels.RESIDUAL] = matcher.surprise
@@ -116,13 +122,12 @@ class Policy:
         context[kernels.SIGNALS] = ratio
         context[kernels.SIGNALS + 1] = _known(request.gap, 0.5)
         context[kernels.SIGNALS + 2] = _known(request.attention_variance, 0.0) * 100.0
-        count: int = kernels.look(matcher.history, matcher.references, matcher.end, scratch)
-        if count:
-            logprobs = np.asarray(request.last_logprobs(scratch.ids[:count]), np.float32)
-            known = ~np.isnan(logprobs)
-            clipped = np.clip(logprobs, kernels.NEVER, 0.0)
-            scratch.features[:count, kernels.LOGPROB] = np.where(known, clipped, 0.0)
-            scratch.features[:count, kernels.LOGPROB + 1] = known
+        # One by one: numpy takes longer for a few numbers.
+        logprobs = request.last_logprobs(scratch.ids[:count]).tolist()
+        for row, logprob in enumerate(logprobs):
+            known = not math.isnan(logprob)
+            scratch.features[row, kernels.LOGPROB] = max(logprob, kernels.NEVER) if known else 0.0
+            scratch.features[row, kernels.LOGPROB + 1] = known
         return count
 
 
@@ -166,4 +171,6 @@ def warm_up() -> float:
     matcher.append([3, 4], [0.5, 0.5])
     matcher.add_reference([3, 4, 5, 6], Source.REFERENCE)
     Policy().draft(DraftRequest(matcher, 4, 4, lambda ids: np.zeros(len(ids), np.float32)))
+    row_facts(torch.zeros(1, 128), [0])
+    verify(torch.zeros(1, 128), [0], [])
     return time.perf_counter() - begin

@@ -1,35 +1,91 @@
 """The three signals of the source document, for all running requests of a step at once.
 
-Everything stays on the device of its input; a step copies one small tensor to the host. Each signal
+On a GPU everything stays there; a step copies one small tensor to the host. Each signal
 was wrong somewhere before (the document's section 5.2): entropy over padding, the gap by the wrong
 denominator, heads of different scale in the variance. The tests hold all three.
 """
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
+
+from deepseek_flash.dspark.row_kernel import row_facts_kernel, verify_kernel
 
 ENTROPY_WINDOW = 32  # tokens of the moving average
 ATTENTION_WINDOW = 32  # positions that the attention variance looks back
 _BLOCK = 64  # logits
+_ROWS_AT_ONCE = 32  # bounds the memory that the probabilities of a large vocabulary take
 
 
-def entropy_and_gap(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Entropy in nats and (p1 - p2) / p1 of each row; see ``row_facts``."""
-    facts = row_facts(logits)
-    return facts[:, 1], facts[:, 2]
-
-
-def row_facts(logits: torch.Tensor) -> torch.Tensor:
-    """What each row says, in as few passes over the vocabulary as there can be.
+def row_facts(logits: torch.Tensor, rows: Sequence[int]) -> NDArray[np.float32]:
+    """What rows of logits say.
 
     Args:
-        logits: [rows, vocabulary], before any sampling parameter. Real rows only: a padding row
-            has no business here. Minus infinity is a token that cannot come.
+        logits: [rows or more, vocabulary], before any sampling parameter, on any device. Minus
+            infinity is a token that cannot come.
+        rows: those that tokens came from; a padding row has no business among them.
     Returns:
-        [rows, 4] float32: top-1 probability, entropy in nats, gap = (p1 - p2) / p1, and the
+        [len(rows), 4]: top-1 probability, entropy in nats, gap = (p1 - p2) / p1, and the
         normaliser: a token's log-probability is its logit less that.
     """
+    if is_plain(logits):
+        facts = np.empty((len(rows), 4), np.float32)
+        flat, apart = _flat(logits)
+        row_facts_kernel(flat, np.array(rows, np.int64) * apart, logits.shape[1], facts)
+        return facts
+    parts = []
+    for at in range(0, len(rows), _ROWS_AT_ONCE):
+        some = rows[at : at + _ROWS_AT_ONCE]
+        # A slice is a view, where an index would be a copy.
+        run = some[-1] - some[0] + 1 == len(some)
+        parts.append(row_facts_tensor(logits[some[0] : some[-1] + 1] if run else logits[some]))
+    found: NDArray[np.float32] = torch.cat(parts).cpu().numpy()  # the one copy to the host
+    return found
+
+
+def verify(
+    logits: torch.Tensor, lengths: Sequence[int], draft_token_ids: Sequence[int]
+) -> tuple[NDArray[np.int32], NDArray[np.float32]] | None:
+    """The best token of each row, for as long as it is what was drafted, and one more.
+
+    Args:
+        logits: [rows, vocabulary], of which ``is_plain`` is true; a request after the other, one
+            row more than it has draft tokens.
+        lengths: draft tokens of each request.
+        draft_token_ids: all of them.
+    Returns:
+        [requests, longest + 1] tokens, -1 behind a request's last; and [rows, 4] as ``row_facts``
+        has it, of those rows that gave a token. None where the logits are not numbers.
+    """
+    tokens = np.full((len(lengths), max(lengths) + 1), -1, np.int32)
+    facts = np.empty((len(logits), 4), np.float32)
+    flat, apart = _flat(logits)
+    drafts = np.array(draft_token_ids, np.int64)
+    good = verify_kernel(
+        flat, apart, logits.shape[1], np.array(lengths, np.int64), drafts, facts, tokens
+    )
+    return (tokens, facts) if good else None
+
+
+def _flat(logits: torch.Tensor) -> tuple[NDArray[np.float32], int]:
+    """One row behind the other, and how far they are apart."""
+    (count, vocabulary), apart = logits.shape, logits.stride(0)
+    flat = logits.as_strided(((count - 1) * apart + vocabulary,), (1,), logits.storage_offset())
+    return flat.numpy(), apart
+
+
+def is_plain(logits: torch.Tensor) -> bool:
+    """Whether numpy sees these rows as they are."""
+    return logits.device.type == "cpu" and logits.dtype == torch.float32 and logits.stride(-1) == 1
+
+
+def row_facts_tensor(logits: torch.Tensor) -> torch.Tensor:
+    """``row_facts`` of all rows, [rows, 4] float32 on the device of its input."""
     logits = logits.float()
     p = torch.softmax(logits, dim=-1)
     first, second = _best_two(logits).unbind(dim=-1)
@@ -54,38 +110,23 @@ def _best_two(logits: torch.Tensor) -> torch.Tensor:
     return torch.cat([found, logits[:, whole:]], dim=1).topk(2, dim=-1).values
 
 
-class EntropyAverage:
-    """Mean entropy of the last ``ENTROPY_WINDOW`` tokens of each request, by row of the batch.
+class EntropyWindow:
+    """Entropies of a request's last ``ENTROPY_WINDOW`` tokens."""
 
-    Rows are slots: whoever schedules decides which request has which, and resets a slot before
-    another request uses it.
-    """
+    def __init__(self) -> None:
+        self._values: deque[float] = deque(maxlen=ENTROPY_WINDOW)
 
-    def __init__(self, slots: int, device: torch.device) -> None:
-        self._values = torch.zeros(slots, ENTROPY_WINDOW, device=device)
-        self._count = torch.zeros(slots, dtype=torch.int64, device=device)
+    def ratio(self, entropies: Sequence[float]) -> float:
+        """Of the last of these new ones, at least one, to the mean of the window before it.
 
-    def reset(self, slots: torch.Tensor) -> None:
-        """Forget what was in these slots ([n] int64)."""
-        self._values[slots] = 0.0
-        self._count[slots] = 0
-
-    def ratio(self, slots: torch.Tensor, entropy: torch.Tensor) -> torch.Tensor:
-        """Entropy over the mean of the window before it; 1 where there is nothing before.
-
-        Args:
-            slots: [n] int64, each at most once. entropy: [n], of the tokens that come next.
-        Returns:
-            [n] float32. The entropies then count for the next call.
+        1 where there is nothing before. They then count for the next call.
         """
-        count = self._count[slots]
-        filled = count.clamp_max(ENTROPY_WINDOW)
-        mean = self._values[slots].sum(dim=1) / filled.clamp_min(1)
+        before, last = self._values, entropies[-1]
+        before.extend(entropies[:-1])
         # A mean of zero is a text without any doubt so far: any doubt is then a lot of it.
-        ratio = torch.where(filled > 0, entropy / mean.clamp_min(1e-6), torch.ones_like(entropy))
-        self._values[slots, count % ENTROPY_WINDOW] = entropy
-        self._count[slots] = count + 1
-        return ratio
+        found = last / max(sum(before) / len(before), 1e-6) if before else 1.0
+        before.append(last)
+        return found
 
 
 def attention_variance(query: torch.Tensor, keys: torch.Tensor, scale: float) -> torch.Tensor:

@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 
 from deepseek_flash.dspark.signals import ATTENTION_WINDOW, attention_variance
 
+Integers = NDArray[np.int64]
+
 
 class Slots:
     """Gives each running request a number below ``count``.
@@ -56,27 +58,34 @@ class KeyRing:
     """The last keys of each slot's request, by position.
 
     Room for a draft beyond the window, so that what is rejected never lies on what counts; the next
-    pass writes over it.
+    pass writes over it. One more place, ``nowhere``, takes what is nobody's.
     """
 
     def __init__(
         self, slots: int, max_draft_tokens: int, shape: tuple[int, int], like: torch.Tensor
     ) -> None:
         self._span = ATTENTION_WINDOW + max_draft_tokens
-        self._keys = like.new_zeros((slots, self._span, *shape))
+        self.nowhere = slots * self._span
+        self._keys = like.new_zeros((self.nowhere + 1, *shape))
 
     def clear(self, slots: Sequence[int]) -> None:
-        self._keys[list(slots)] = 0.0
+        for slot in slots:
+            self._keys[slot * self._span : (slot + 1) * self._span] = 0.0
 
-    def write(self, slots: torch.Tensor, positions: torch.Tensor, keys: torch.Tensor) -> None:
-        """[n] slots and positions, no pair twice modulo the ring; [n, key_heads, dim] keys."""
-        self._keys[slots, positions % self._span] = keys
+    def places(self, slots: Integers, positions: Integers) -> Integers:
+        """[n] where the keys of these positions belong; no two the same within a window."""
+        return slots * self._span + positions % self._span
 
-    def window(self, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    def write(self, places: torch.Tensor, keys: torch.Tensor) -> None:
+        """[n] places; [n, key_heads, dim] keys."""
+        self._keys[places] = keys
+
+    def window(self, slots: Integers, positions: Integers) -> torch.Tensor:
         """[n, window, key_heads, dim], the key of ``positions`` last; zeros where none is known."""
-        back = torch.arange(1 - ATTENTION_WINDOW, 1, device=positions.device)
+        back = np.arange(1 - ATTENTION_WINDOW, 1)
         # Positions before the first fall on places that nothing was written to yet.
-        return self._keys[slots[:, None], (positions[:, None] + back) % self._span]
+        places = self.places(slots[:, None], positions[:, None] + back)
+        return self._keys[torch.from_numpy(places).to(self._keys.device)]
 
 
 class Pass:
@@ -137,24 +146,31 @@ class LastLayer:
         most_queries = min(max_tokens, slots * (1 + max_draft_tokens))
         most_keys = min(max_tokens, slots * (ATTENTION_WINDOW + max_draft_tokens))
         self._queries = like.new_zeros((most_queries, *geometry.query_shape))
-        self._keys = like.new_zeros((most_keys, *geometry.key_shape))
-        # Where the rows stand, on the device before the pass begins: a graph reads them anew.
+        # Where the rows stand and go, on the device before the pass begins: a graph reads it anew.
         self._query_rows = torch.zeros(most_queries, dtype=torch.int64, device=like.device)
         self._key_rows = torch.zeros(most_keys, dtype=torch.int64, device=like.device)
+        self._key_places = torch.full_like(self._key_rows, self._ring.nowhere)
         self._pass: Pass | None = None
+        self._wanted = True
 
-    def expect(self, request_ids: Sequence[str], rows: Pass) -> None:
-        """The next pass of the model will be this one."""
-        self._pass = rows
+    def expect(self, request_ids: Sequence[str], rows: Pass, wanted: bool = True) -> None:
+        """The next pass of the model will be this one.
+
+        Args:
+            wanted: False: its variance will not be asked for, which saves most of the time.
+        """
+        self._pass, self._wanted = rows, wanted
         slots, fresh = self._slots.take(request_ids)
         self._batch_slots = np.array(slots)
         if fresh:
             self._ring.clear(fresh)
-        for buffer, wanted in (
+        places = self._ring.places(self._batch_slots[rows.key_requests], rows.key_positions)
+        for buffer, values in (
             (self._query_rows, rows.query_rows),
             (self._key_rows, rows.key_rows),
+            (self._key_places, places),
         ):
-            buffer[: len(wanted)].copy_(torch.from_numpy(wanted), non_blocking=True)
+            buffer[: len(values)].copy_(torch.from_numpy(values), non_blocking=True)
 
     def overhear(self, query: torch.Tensor, key: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """A pass is going through the layer.
@@ -164,41 +180,32 @@ class LastLayer:
             key: gives the keys of these rows, [n, key_heads, dim].
         """
         tokens = query.shape[0]
-        for buffer, rows, values in (
-            (self._queries, self._query_rows, lambda wanted: query[wanted]),
-            (self._keys, self._key_rows, key),
-        ):
-            # As many as this pass can have: fixed by its size, as a graph wants it.
-            count = min(len(rows), tokens)
-            buffer[:count] = values(rows[:count].clamp_max(tokens - 1))
+        # As many as this pass can have: fixed by its size, as a graph wants it.
+        count = min(len(self._key_rows), tokens)
+        rows = self._key_rows[:count].clamp_max(tokens - 1)
+        self._ring.write(self._key_places[:count], key(rows))
+        if self._wanted:
+            count = min(len(self._query_rows), tokens)
+            self._queries[:count] = query[self._query_rows[:count].clamp_max(tokens - 1)]
 
-    def variance(self, accepted: Sequence[int], wanted: bool = True) -> NDArray[np.float32] | None:
+    def variance(self, accepted: Sequence[int]) -> NDArray[np.float32] | None:
         """[requests] of the pass that was expected, each at its last accepted token's row.
 
-        Must be called after every pass: it keeps the pass's keys.
+        Must be called after every pass. None where it was not wanted.
 
         Args:
             accepted: draft tokens of each request that were right.
-            wanted: False: None is returned, for a third of the time.
         """
         rows = self._pass
         assert rows is not None
-        self._pass = None
-        device = self._keys.device
-
-        def there(values: NDArray[np.int64]) -> torch.Tensor:
-            return torch.from_numpy(values).to(device, non_blocking=True)
-
-        slots = there(self._batch_slots)
-        self._ring.write(
-            slots[there(rows.key_requests)],
-            there(rows.key_positions),
-            self._keys[: len(rows.key_rows)],
-        )
+        wanted, self._pass, self._wanted = self._wanted, None, True
+        # A pass that nobody expects (vLLM's dummy runs) must not touch any request's keys.
+        self._key_places.fill_(self._ring.nowhere)
         if not wanted:
             return None
-        queries = self._queries[there(rows.query_starts + np.array(accepted))]
-        keys = self._ring.window(slots, there(rows.first_positions + np.array(accepted)))
+        last = rows.query_starts + np.array(accepted)
+        queries = self._queries[torch.from_numpy(last).to(self._queries.device)]
+        keys = self._ring.window(self._batch_slots, rows.first_positions + np.array(accepted))
         found: NDArray[np.float32] = (
             attention_variance(self._geometry.to_keys(queries), keys, self._geometry.scale)
             .cpu()

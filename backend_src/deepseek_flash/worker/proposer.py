@@ -120,11 +120,13 @@ class SparkProposer:
         states = [self.requests.get(name) for name in step.request_ids]
         self._learn(step, states)
         signals = self._signals(step, states)
-        known = ~np.isnan(signals)
-        self._signal_sums += np.where(known, signals, 0.0).sum(axis=0)
-        self._signal_counts += known.sum(axis=0)
-        drafts = [self._draft(step, row, state, signals) for row, state in enumerate(states)]
-        found = self._decide(step, states, drafts, signals)
+        self._signal_counts += len(signals) - np.isnan(signals).sum(axis=0)
+        self._signal_sums += np.nansum(signals, axis=0)
+        running = [
+            row for row, state in enumerate(states)
+            if state is not None and step.token_ids[row] and not state.ended
+        ]  # fmt: skip
+        found = self._decide(step, states, running, signals) if running else [[] for _ in states]
         self._steps += 1
         self._step_seconds += step.seconds
         self._decision_seconds += time.perf_counter() - step.done
@@ -164,9 +166,9 @@ class SparkProposer:
         if not length or state.draft is None or not self.cost.measured:
             return
         requests, rows = len(step.lengths), sum(step.lengths)
-        plain, taken = self.cost.seconds(requests, [requests, requests + rows], state.tokens)
+        plain, taken = self.cost.step(requests, requests + rows, state.tokens)
         worth = accepted * plain / requests - (taken - plain) * length / rows
-        state.seconds_saved[state.draft.sources[0]] += float(worth)
+        state.seconds_saved[state.draft.sources[0]] += worth
 
     def _signals(self, step: Step, states: Sequence[RequestState | None]) -> NDArray[np.float32]:
         """[requests, 3]: entropy ratio, gap, attention variance; NaN where there is none."""
@@ -180,52 +182,45 @@ class SparkProposer:
                 signals[row, 2] = state.attention_variance
         return signals
 
-    def _draft(
-        self, step: Step, row: int, state: RequestState | None, signals: NDArray[np.float32]
-    ) -> Draft | None:
-        if state is None or state.matcher is None or not step.token_ids[row]:
-            return None
-        room = min(state.room(self._max_model_len), self.max_draft_tokens)
-        if room == 0:
-            return None
-        ratio, gap, variance = signals[row].tolist()
-        return self._policy.draft(
-            DraftRequest(
-                state.matcher, room, state.wishes.burst_steps, step.lookup(row), ratio, gap,
-                variance,
-            )
-        )  # fmt: skip
-
     def _decide(
         self,
         step: Step,
         states: Sequence[RequestState | None],
-        drafts: Sequence[Draft | None],
+        rows: Sequence[int],
         signals: NDArray[np.float32],
     ) -> list[list[int]]:
-        """The drafts, cut to what pays."""
+        """Drafts for the requests of these rows, cut to what pays."""
+        running = [state for row in rows if (state := states[row]) is not None]
+        context = sum(state.tokens for state in running) / len(running)
+        room = [min(it.room(self._max_model_len), self.max_draft_tokens) for it in running]
+        least = self._controller.least_chance(len(running), context)
+        drafts = [
+            self._draft(state, limit, step.lookup(row), signals[row], least) if limit else None
+            for row, state, limit in zip(rows, running, room)
+        ]
+        burst_steps = [state.wishes.burst_steps for state in running]
+        lengths = self._controller.decide(drafts, Batch(context, room, burst_steps, signals[rows]))
         found: list[list[int]] = [[] for _ in states]
-        running = [
-            (row, state) for row, state in enumerate(states)
-            if state is not None and step.token_ids[row] and not state.ended
-        ]  # fmt: skip
-        if not running:
-            return found
-        rows = [row for row, _ in running]
-        mine = [drafts[row] for row in rows]
-        batch = Batch(
-            context=sum(state.tokens for _, state in running) / len(running),
-            room=[state.room(self._max_model_len) for _, state in running],
-            burst_steps=[state.wishes.burst_steps for _, state in running],
-            signals=signals[rows],
-        )
-        lengths = self._controller.decide(mine, batch)
-        for (row, state), draft, length in zip(running, mine, lengths):
+        for row, state, draft, length in zip(rows, running, drafts, lengths):
             if draft is not None and length:
                 state.draft = draft
                 found[row] = draft.token_ids[:length]
-        self._log.step([step.request_ids[row] for row in rows], mine, lengths, signals[rows])
+        self._log.step([step.request_ids[row] for row in rows], drafts, lengths, signals[rows])
         return found
+
+    def _draft(
+        self, state: RequestState, limit: int, lookup: Lookup, signals: NDArray[np.float32],
+        least_chance: float,
+    ) -> Draft | None:  # fmt: skip
+        if state.matcher is None:
+            return None
+        ratio, gap, variance = signals.tolist()
+        return self._policy.draft(
+            DraftRequest(
+                state.matcher, limit, state.wishes.burst_steps, lookup, ratio, gap, variance,
+                least_chance,
+            )
+        )  # fmt: skip
 
     # -- the life of a request ---------------------------------------------------------------------
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from deepseek_flash.dspark.drafts import Draft, Source
 from deepseek_flash.dspark.matcher import Matcher
-from deepseek_flash.dspark.signals import ENTROPY_WINDOW
+from deepseek_flash.dspark.signals import EntropyWindow
 
 EXTRA_ARG = "deepseek_flash"  # our place in vLLM's ``extra_args``
 MOST_RECORDS = 4096  # of requests that ended, until somebody drains them
@@ -71,7 +71,7 @@ class RequestState:
         self.top1: list[float] = []  # of every generated token
         self._limits = limits
         self._prompt_tokens = len(prompt_token_ids)
-        self._entropies: deque[float] = deque(maxlen=ENTROPY_WINDOW)
+        self._entropies = EntropyWindow()
         self._proposed: Counter[Source] = Counter()
         self._accepted: Counter[Source] = Counter()
         # By the source that led a draft; less than nothing where it was wrong.
@@ -112,12 +112,7 @@ class RequestState:
         if self.matcher:
             self.matcher.append(token_ids, top1)
         if count:
-            before = self._entropies
-            before.extend(entropies[:-1])
-            # A mean of zero is a text without any doubt so far: any doubt is then a lot of it.
-            mean = sum(before) / len(before) if before else entropies[-1]
-            self.entropy_ratio = entropies[-1] / max(mean, 1e-6) if before else 1.0
-            before.append(entropies[-1])
+            self.entropy_ratio = self._entropies.ratio(entropies)
         return count
 
     def count(self, length: int, accepted: int) -> None:

@@ -13,10 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from deepseek_flash.dspark.signals import row_facts
-
-ROWS_AT_ONCE = 32  # bounds the memory that the probabilities of a large vocabulary take
-CPU_ROWS_AT_ONCE = 2  # on a CPU they stay in the cache
+from deepseek_flash.dspark.signals import is_plain, row_facts, verify
 
 
 class Rows:
@@ -30,7 +27,26 @@ class Rows:
     def __init__(self, logits: torch.Tensor, lengths: Sequence[int]) -> None:
         self._logits = logits
         self._starts = np.cumsum([0, *(length + 1 for length in lengths)])[:-1].tolist()
+        self._lengths = lengths
+        self._facts: NDArray[np.float32] | None = None  # of the rows that gave a token, if known
         self._last: dict[int, tuple[int, float]] = {}  # request → last row, its log-normaliser
+
+    def verify(self, draft_token_ids: Sequence[int]) -> NDArray[np.int32] | None:
+        """What greedy sampling of unedited logits gives, [requests, longest + 1], -1 behind.
+
+        On a CPU one pass over the vocabulary does it, which describes the rows as well; vLLM's
+        samplers take several. None where that cannot be.
+
+        Args:
+            draft_token_ids: of all requests, one after the other.
+        """
+        if not is_plain(self._logits):
+            return None
+        found = verify(self._logits, self._lengths, draft_token_ids)
+        if found is None:
+            return None
+        tokens, self._facts = found
+        return tokens
 
     def describe(self, counts: Sequence[int]) -> list[NDArray[np.float32]]:
         """Each request's [tokens, 3]: top-1 probability, entropy (nats) and gap of its tokens.
@@ -43,9 +59,7 @@ class Rows:
         ]
         if not wanted:
             return [np.empty((0, 3), np.float32) for _ in counts]
-        size = CPU_ROWS_AT_ONCE if self._logits.device.type == "cpu" else ROWS_AT_ONCE
-        parts = [self._facts(wanted[at : at + size]) for at in range(0, len(wanted), size)]
-        facts = torch.cat(parts).cpu().numpy()  # the one copy to the host
+        facts = self._facts[wanted] if self._facts is not None else row_facts(self._logits, wanted)
         found, at = [], 0
         for request, count in enumerate(counts):
             found.append(facts[at : at + count, :3])
@@ -54,22 +68,20 @@ class Rows:
                 self._last[request] = wanted[at - 1], float(facts[at - 1, 3])
         return found
 
-    def _facts(self, rows: list[int]) -> torch.Tensor:
-        # A slice is a view, where an index would be a copy.
-        run = rows[-1] - rows[0] + 1 == len(rows)
-        logits = self._logits[rows[0] : rows[-1] + 1] if run else self._logits[rows]
-        return row_facts(logits)
-
     def lookup(self, request: int) -> Callable[[NDArray[np.int64]], NDArray[np.float32]]:
         """Log-probabilities of tokens in the row of the request's last token (after ``describe``).
 
         The row is read when asked, so the logits must still be what they were.
         """
         row, normaliser = self._last[request]
+        logits = self._logits[row]
+        if is_plain(logits):
+            here: NDArray[np.float32] = logits.numpy()
+            return lambda token_ids: here[token_ids] - np.float32(normaliser)
 
         def logprobs(token_ids: NDArray[np.int64]) -> NDArray[np.float32]:
-            wanted = torch.from_numpy(token_ids).to(self._logits.device)
-            found: NDArray[np.float32] = self._logits[row, wanted].float().cpu().numpy()
+            wanted = torch.from_numpy(token_ids).to(logits.device)
+            found: NDArray[np.float32] = logits[wanted].float().cpu().numpy()
             return found - np.float32(normaliser)
 
         return logprobs

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from vllm.distributed import get_pp_group, get_tensor_model_parallel_rank
+from vllm.v1.outputs import SamplerOutput
 from vllm.v1.worker.cpu_model_runner import CPUModelRunner
 from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
@@ -21,10 +22,12 @@ from deepseek_flash.worker.requests import RequestState, Wishes
 from deepseek_flash.worker.rows import Rows
 from deepseek_flash.worker.sampling import (
     SparkRejectionSampler,
+    edits_logits,
     limits_of,
     logits_processors,
     mend_cpu_kernels,
     put_back,
+    takes_the_best,
 )
 from deepseek_flash.worker.version import check_vllm
 
@@ -110,7 +113,7 @@ class SparkRunner:
         prepared = super()._prepare_inputs(  # type: ignore[misc]
             scheduler_output, num_scheduled_tokens
         )
-        if self._last_layer is not None:
+        if self._last_layer is not None and self.spark is not None:
             batch = self.input_batch  # type: ignore[attr-defined]
             drafts = scheduler_output.scheduled_spec_decode_tokens
             self._last_layer.expect(
@@ -120,7 +123,9 @@ class SparkRunner:
                     batch.num_computed_tokens_cpu[: batch.num_reqs].tolist(),
                     [len(drafts.get(name, ())) for name in batch.req_ids],
                 ),
+                self._steps % VARIANCE_EVERY == 0 or self.spark.lacks_variance(batch.req_ids),
             )
+            self._steps += 1
         return prepared
 
     # -- after it ----------------------------------------------------------------------------------
@@ -132,12 +137,20 @@ class SparkRunner:
         if self.spark is not None and logits is not None:
             self._rows = Rows(logits, lengths or [0] * batch.num_reqs)
         thinking = batch.thinking_budget_state_holder
-        if any(lengths) or (thinking is not None and thinking.has_tracked_requests()):
+        if thinking is not None and thinking.has_tracked_requests():
+            return super()._sample(logits, spec_decode_metadata)  # type: ignore[misc]
+        metadata = batch.sampling_metadata
+        if self._rows is not None and takes_the_best(metadata):
+            drafts = spec_decode_metadata.draft_token_ids.tolist() if any(lengths) else []
+            tokens = self._rows.verify(drafts)
+            if tokens is not None:
+                return SamplerOutput(torch.from_numpy(tokens), logprobs_tensors=None)
+        if any(lengths):
             return super()._sample(logits, spec_decode_metadata)  # type: ignore[misc]
         # Nothing was guessed: as without speculation. That sampler may edit the logits in place,
         # the one for drafts works on copies.
         kept = logits
-        if logits is not None and self._rows is not None:
+        if logits is not None and self._rows is not None and edits_logits(metadata):
             kept = logits.clone()
         return super()._sample(kept, None)  # type: ignore[misc]
 
@@ -163,11 +176,7 @@ class SparkRunner:
         facts = rows.describe(counts)
         variances = None
         if self._last_layer is not None:
-            self._steps += 1
-            variances = self._last_layer.variance(
-                [max(count, 1) - 1 for count in counts],
-                self._steps % VARIANCE_EVERY == 1 or self.spark.lacks_variance(batch.req_ids),
-            )
+            variances = self._last_layer.variance([max(count, 1) - 1 for count in counts])
         self._note_signatures(sampled_token_ids, lengths, sample_hidden_states)
         scheduled = [scheduler_output.num_scheduled_tokens[name] for name in batch.req_ids]
         return self.spark.step(

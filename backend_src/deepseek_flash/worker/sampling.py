@@ -61,6 +61,27 @@ def logits_processors(vllm_config: Any, device: torch.device) -> LogitsProcessor
     )
 
 
+def edits_logits(metadata: SamplingMetadata) -> bool:
+    """Whether vLLM's sampler may write into the logits that it is given (float32)."""
+    bias = _find(metadata, LogitBiasLogitsProcessor)
+    shortest = _find(metadata, MinTokensLogitsProcessor)
+    return bool(
+        not metadata.all_greedy
+        or not metadata.no_penalties
+        or metadata.allowed_token_ids_mask is not None
+        or metadata.bad_words_token_ids
+        or (bias and bias.biases)
+        or (shortest and shortest.min_toks)
+    )
+
+
+def takes_the_best(metadata: SamplingMetadata) -> bool:
+    """Whether the tokens are those of the highest logits, and nothing else is asked for."""
+    return not edits_logits(metadata) and (
+        metadata.max_num_logprobs is None and not metadata.logprob_token_ids
+    )
+
+
 def mend_cpu_kernels() -> None:
     """Give each row of a draft its request's temperature, top_k and top_p.
 
