@@ -191,6 +191,8 @@ class Outcome:
     drafts_accepted: bool = False  # of this request: its entry has proved its worth
     # By references, in seconds of the engine; None where the request asked for none.
     seconds_saved: float | None = None
+    # float32, the model's last layer at the prompt's end; empty: not known.
+    signature: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ import sys
 import threading
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from deepseek_flash.contract import Continuation, LookupResult, Outcome
@@ -33,9 +34,9 @@ def ask(prompt=(1, 2, 3), budget=LONG, **changes):
     return plan_for(prompt, {"max_tokens": budget}, **changes)
 
 
-def store(cache, tokens=(5, 6, 7), complete=True, state=None, **changes):
+def store(cache, tokens=(5, 6, 7), complete=True, state=None, signature=b"", **changes):
     made = Continuation(tuple(tokens), complete)
-    offers = cache.record(Outcome(ask(**changes), (made,)), state)
+    offers = cache.record(Outcome(ask(**changes), (made,), signature=signature), state)
     cache.table.check_integrity()
     return offers
 
@@ -196,6 +197,23 @@ def test_a_lookup_tries_the_turns_from_the_last_boundary_on():
     # Its key is the new window's turns alone, so another history finds it.
     other = ask(prompt=(9, 9, 6), turn_starts=(2,), cache_salt="t")
     assert cache.lookup(other).result is LookupResult.WINDOW
+
+
+def test_without_an_encoder_windows_are_told_apart_by_what_the_engine_saw():
+    windows = SemanticWindows("semantic", threshold=0.0)
+    cache = make(windows=windows)
+    topics = [np.array(it, np.float32).tobytes() for it in ([1, 1, 1], [-1, -1, -1])]
+    for number in range(4):
+        store(cache, prompt=(number,), signature=topics[number % 2])
+    session, found = {"session_id": "s"}, []
+    for topic, prompt in enumerate([(1, 2), (1, 2, 3, 4), (1, 2, 3, 4, 5, 6)]):
+        turns = tuple(range(1, len(prompt), 2))
+        store(cache, prompt=prompt, turn_starts=turns, signature=topics[topic // 2], **session)
+        ((tenant, name),) = windows._sessions
+        found.append(windows.current(tenant, name))
+    assert found[0].id == found[1].id != found[2].id and found[2].start == 5
+    # Another model's states are another size: they begin anew.
+    store(cache, prompt=(8, 9), signature=np.ones(5, np.float32).tobytes())
 
 
 # -- time and orders -------------------------------------------------------------------------

@@ -73,11 +73,14 @@ def test_the_cache_learns_what_the_worker_learned():
     tell = stack.feedback.tell
     stack.feedback.tell = lambda outcome, then: (told.append(outcome), tell(outcome, then))
     sure = tuple(0.5 + place / 100 for place in range(8))
-    stack.dspark.says = Learned({0: sure}, drafts_accepted=True, seconds_saved=0.25)
+    stack.dspark.says = Learned(
+        {0: sure}, drafts_accepted=True, seconds_saved=0.25, signature=b"abcd"
+    )
     reply = stack.answer()
     (outcome,) = told
     assert outcome.drafts_accepted and outcome.continuations[0].confidence == sure
     assert outcome.seconds_saved is None, "it had no references"
+    assert outcome.signature == b"abcd"
     table = stack.cache.table
     rows = [row for row in range(table.capacity) if table.read(row)]
     found = sorted(table.read(row).confidence for row in rows)

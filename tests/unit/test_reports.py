@@ -15,7 +15,7 @@ NOTHING = {
 def record(plan_id, choice=0, top1=(0.5, 0.9), accepted=None, saved=None):
     return {
         "plan_id": plan_id, "choice": choice, "top1": list(top1),
-        "accepted": accepted or {}, "seconds_saved": saved or {},
+        "accepted": accepted or {}, "seconds_saved": saved or {}, "signature": b"abcd",
     }  # fmt: skip
 
 
@@ -52,7 +52,7 @@ def test_a_plan_learns_what_is_its_own():
             record("other"),
         ]
         learned = await reports.learned("b")
-        assert learned == Learned({0: (0.5, 0.9), 1: (0.1,)}, True, 0.5)
+        assert learned == Learned({0: (0.5, 0.9), 1: (0.1,)}, True, 0.5, b"abcd")
         assert worker.calls == [["b"]]
 
     run(main)

@@ -203,4 +203,5 @@ class _Result:
             tuple(made),
             drafts_accepted=learned is not None and learned.drafts_accepted,
             seconds_saved=saved if self.asked else None,
+            signature=learned.signature if learned else b"",
         )

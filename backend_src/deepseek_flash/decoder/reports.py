@@ -29,6 +29,7 @@ class Learned:
     confidence: Mapping[int, tuple[float, ...]]  # by choice: of each token
     drafts_accepted: bool
     seconds_saved: float  # by references; less than nothing where they were wrong
+    signature: bytes = b""  # see Outcome
 
 
 class Reports:
@@ -53,6 +54,7 @@ class Reports:
             {record["choice"]: tuple(record["top1"]) for record in records},
             any(sum(record["accepted"].values()) for record in records),
             sum(record["seconds_saved"].get("reference", 0.0) for record in records),
+            records[0]["signature"],
         )
 
     async def refresh(self) -> None:

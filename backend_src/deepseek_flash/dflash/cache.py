@@ -66,6 +66,7 @@ class DFlashCache:
         self._ttl = ttl
         self._clock = clock
         self._moments = RunningMoments(table.hidden.shape[1], table.hidden.device)
+        self._engines_moments: RunningMoments | None = None  # of the engine's own states
         # What lookups used, (fingerprint, window id), for the updater to note: they change nothing.
         self._uses: deque[tuple[int, int]] = deque(maxlen=MOST_USES)
         self._references: OrderedDict[str, tuple[Reference, ...]] = OrderedDict()
@@ -175,10 +176,10 @@ class DFlashCache:
         if not replayable(plan) or self._is_stale(plan, tenant):
             return offers
         self._score_references(outcome)
-        signature = None
         if state is not None:
-            self._moments.add(state)
-            signature = self._moments.standardise(state) if self._moments.count > 1 else None
+            signature = self._moments.take(state)
+        else:
+            signature = self._engines_signature(outcome.signature)
         start = plan.turn_starts[-1] if plan.turn_starts else 0
         length = len(plan.prompt_token_ids) + len(outcome.continuations[0].token_ids)
         seen = self.windows.observe(tenant, plan.session_id, start, signature, length)
@@ -192,6 +193,15 @@ class DFlashCache:
                 if offer in (Offer.DIVERGED, Offer.COLLIDED):
                     break  # what follows is another context's
         return offers
+
+    def _engines_signature(self, signature: bytes) -> torch.Tensor | None:
+        """What the engine's last layer says of a turn: for windows, where no encoder runs."""
+        if not signature:
+            return None
+        state = torch.frombuffer(bytearray(signature), dtype=torch.float32)
+        if self._engines_moments is None or len(self._engines_moments.mean) != len(state):
+            self._engines_moments = RunningMoments(len(state), state.device)
+        return self._engines_moments.take(state)
 
     def _blocks(
         self,

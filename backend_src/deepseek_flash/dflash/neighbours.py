@@ -41,6 +41,11 @@ class RunningMoments:
         self.mean.add_(delta, alpha=weight)
         self.variance.addcmul_(delta, delta, value=weight).mul_(1.0 - weight)
 
+    def take(self, state: torch.Tensor) -> torch.Tensor | None:
+        """``add``, then ``standardise``; None for the first, which says nothing."""
+        self.add(state)
+        return self.standardise(state) if self.count > 1 else None
+
     def standardise(self, states: torch.Tensor, *, reuse: bool = False) -> torch.Tensor:
         """[..., hidden_size] to deviations from the mean, float32.
 
