@@ -1,165 +1,234 @@
-"""The drafting policies that the replay compares: who guesses, and who decides how far."""
+"""The policies that the replay compares: who drafts, and who decides how much of it is verified."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Protocol
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from deepseek_flash.dspark import kernels
+from deepseek_flash.dspark.controller import (
+    Batch,
+    Controller,
+    Drafts,
+    LengthController,
+    ThresholdController,
+)
+from deepseek_flash.dspark.cost import StepCost
 from deepseek_flash.dspark.drafts import Draft, Source
 from deepseek_flash.dspark.matcher import Matcher
-from deepseek_flash.dspark.policy import DraftRequest, Policy, load_network
+from deepseek_flash.dspark.policy import LEAST, DraftRequest, Policy, load_network
 
-FADING = 0.998  # of the running tokens per cost
 CUTS = (0.1, 0.3, 0.5, 0.7)
 DEPTH = 24  # of the suffix trees, vLLM's default
+NGRAM_TOKENS, NGRAM_LONGEST = 3, 4  # as dspark_served_sides has it
+
+# A request before its next step, and the tokens that really come: for the oracle alone.
+Drafter = Callable[[DraftRequest, Sequence[int]], Draft]
 
 
-class Drafter(Protocol):
-    def draft(self, request: DraftRequest) -> Draft: ...
+# -- who drafts ------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class Flow:
-    """Tokens and costs of the last steps: what a unit of cost is worth just now."""
-
-    row_cost: float
-    tokens: float = 1.0
-    cost: float = 1.0
-
-    def add(self, tokens: int, rows: int) -> None:
-        self.tokens = FADING * self.tokens + tokens
-        self.cost = FADING * self.cost + 1.0 + self.row_cost * rows
-
-    @property
-    def price(self) -> float:
-        """What a draft row must bring, in tokens."""
-        return self.row_cost * self.tokens / self.cost
+def policy(network: kernels.Network | None = None) -> Drafter:
+    """Ours."""
+    drafts = Policy(network).draft
+    return lambda request, truth: drafts(request)
 
 
-Cut = Callable[[Draft, DraftRequest, Flow], int]
+def whole_policy() -> Drafter:
+    """Ours, as long as there are candidates: nothing is left to the chances."""
+    drafts = Policy().draft
+    return lambda request, truth: drafts(replace(request, least_chance=0.0))
 
 
-def pays(draft: Draft, request: DraftRequest, flow: Flow) -> int:
-    """The prefix rule: a row while the chance that it and all before it are right pays for it."""
-    survival = 1.0
-    for length, probability in enumerate(draft.probabilities):
-        survival *= probability
-        if survival <= flow.price:
-            return length
-    return len(draft.probabilities)
+def suffix(column: int) -> Drafter:
+    """The follower that PPM, or the longest run alone, thinks most probable.
 
+    Args:
+        column: the feature that ranks, ``kernels.PPM`` or ``kernels.SHARE``.
+    """
+    scratch = Policy().scratch
 
-def fixed(length: int) -> Cut:
-    return lambda draft, request, flow: length
-
-
-def sure(least: float) -> Cut:
-    """While the product of the drafter's own probabilities is at least this."""
-
-    def cut(draft: Draft, request: DraftRequest, flow: Flow) -> int:
-        return int((np.cumprod(draft.probabilities) >= least).sum())
-
-    return cut
-
-
-def thresholds(draft: Draft, request: DraftRequest, flow: Flow) -> int:
-    """By the signals alone, as a scheduler without a model would."""
-    return 3 if request.entropy_ratio < 1.0 and request.gap > 0.8 else 0
-
-
-class SuffixDrafter:
-    """The follower that PPM, or the longest run alone, thinks most probable."""
-
-    def __init__(self, column: int) -> None:
-        """``column``: the feature that ranks, ``kernels.PPM`` or ``kernels.SHARE``."""
-        self._column = column
-        self._policy = Policy()
-
-    def draft(self, request: DraftRequest) -> Draft:
+    def drafts(request: DraftRequest, truth: Sequence[int]) -> Draft:
         draft, matcher = Draft(), request.matcher
-        history, scratch = matcher.history, self._policy.scratch
+        history = matcher.history
         for place in range(request.limit):
             end = matcher.end + place
             count = kernels.look(history, matcher.references, end, scratch)
             if count == 0:
                 break
-            values = scratch.features[:count, self._column]
+            values = scratch.features[:count, column]
             best = int(values.argmax())
             history.tokens[end + 1] = scratch.ids[best]
             chance = float(values[best])
             draft.token_ids.append(int(scratch.ids[best]))
             draft.probabilities.append(
-                chance if self._column == kernels.SHARE else 1.0 / (1.0 + math.exp(-chance))
+                chance if column == kernels.SHARE else 1.0 / (1.0 + math.exp(-chance))
             )
             draft.sources.append(Source(int(scratch.sources[best])))
         return draft
 
+    return drafts
 
-class ArcticDrafter:
-    """arctic-inference's suffix trees, which vLLM's method "suffix" uses."""
 
-    def __init__(self, least: float) -> None:
-        """``least``: its ``min_token_prob``."""
-        self._least = least
-        self._matcher: Matcher | None = None
-        self._end = 0
+def arctic(least: float) -> Drafter:
+    """arctic-inference's suffix trees, which vLLM's method "suffix" uses.
 
-    def draft(self, request: DraftRequest) -> Draft:
+    Args:
+        least: its ``min_token_prob``.
+    """
+    from arctic_inference.suffix_decoding import SuffixDecodingCache
+
+    trees: WeakKeyDictionary[Matcher, tuple[Any, list[int]]] = WeakKeyDictionary()
+
+    def start(matcher: Matcher) -> tuple[Any, list[int]]:
+        made, texts = SuffixDecodingCache(DEPTH), matcher.references
+        for owner in range(int(texts.owner.max(initial=-1)) + 1):
+            made.start_request(owner + 1, np.zeros(0, np.int32))
+            made.add_active_response(owner + 1, texts.tokens[texts.owner == owner][1:])
+            made.stop_request(owner + 1)
+        prompt = matcher.end - matcher.generated
+        made.start_request(0, matcher.history.tokens[2 : prompt + 1])
+        return made, [prompt]
+
+    def drafts(request: DraftRequest, truth: Sequence[int]) -> Draft:
         matcher = request.matcher
-        if matcher is not self._matcher:
-            self._start(matcher)
-        new = matcher.history.tokens[self._end + 1 : matcher.end + 1]
-        self._trees.add_active_response(0, new)
-        self._end = matcher.end
-        found = self._trees.speculate(
-            0, matcher.history.tokens[2 : matcher.end + 1][-DEPTH:].copy(),
-            max_spec_tokens=request.limit, min_token_prob=self._least,
+        if matcher not in trees:
+            trees[matcher] = start(matcher)
+        made, end = trees[matcher]
+        tokens = matcher.history.tokens
+        made.add_active_response(0, tokens[end[0] + 1 : matcher.end + 1])
+        end[0] = matcher.end
+        found = made.speculate(
+            0, tokens[2 : matcher.end + 1][-DEPTH:].copy(), max_spec_tokens=request.limit,
+            min_token_prob=least,
         )  # fmt: skip
         ids = list(found.token_ids)
         return Draft(ids, list(found.probs), [Source.REFERENCE] * len(ids))
 
-    def _start(self, matcher: Matcher) -> None:
-        from arctic_inference.suffix_decoding import SuffixDecodingCache
+    return drafts
 
-        self._matcher, self._trees = matcher, SuffixDecodingCache(DEPTH)
-        texts = matcher.references
-        for owner in range(int(texts.owner.max(initial=-1)) + 1):
-            self._trees.start_request(owner + 1, np.zeros(0, np.int32))
-            self._trees.add_active_response(owner + 1, texts.tokens[texts.owner == owner][1:])
-            self._trees.stop_request(owner + 1)
-        prompt = matcher.end - matcher.generated
-        self._trees.start_request(0, matcher.history.tokens[2 : prompt + 1])
-        self._end = prompt
+
+def ngram(request: DraftRequest, truth: Sequence[int]) -> Draft:
+    """vLLM's: what followed the longest run of the request's own text that ends it too."""
+    matcher = request.matcher
+    own = matcher.history.tokens[2 : matcher.end + 1].tolist()
+    for length in range(NGRAM_LONGEST, 0, -1):
+        last = own[-length:]
+        for at in range(len(own) - length):  # the first such place
+            if own[at : at + length] == last:
+                ids = own[at + length :][: min(NGRAM_TOKENS, request.limit)]
+                return Draft(ids, [1.0] * len(ids), [Source.HISTORY] * len(ids))
+    return Draft()
+
+
+def oracle(request: DraftRequest, truth: Sequence[int]) -> Draft:
+    """The best place to copy from, exactly as far as it is right; never from nowhere.
+
+    A copy may run on into itself.
+    """
+    matcher, references = request.matcher, request.matcher.references
+    own, last = matcher.history.tokens[: matcher.end + 1], int(
+        matcher.history.tokens[matcher.end]
+    )  # fmt: skip
+    texts = [
+        (np.concatenate([own, np.array(truth, np.int32)]), np.flatnonzero(own[:-1] == last)),
+        (
+            references.tokens,
+            np.flatnonzero((references.tokens[:-1] == last) & (references.owner[:-1] >= 0)),
+        ),
+    ]
+    length = max(
+        (agreeing(text[at + 1 :][: request.limit], truth) for text, places in texts
+         for at in places.tolist()), default=0,
+    )  # fmt: skip
+    return Draft(list(truth[:length]), [1.0] * length, [Source.REFERENCE] * length)
+
+
+def agreeing(draft: Sequence[int], truth: Sequence[int]) -> int:
+    """How many of the first tokens are the same."""
+    pairs = enumerate(zip(draft, truth))
+    return next((at for at, (a, b) in pairs if a != b), min(len(draft), len(truth)))
+
+
+# -- who decides -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Always:
+    """So many, as far as they are there."""
+
+    length: int
+
+    def least_chance(self, requests: int, context: float) -> float:
+        return LEAST
+
+    def decide(self, drafts: Drafts, batch: Batch) -> list[int]:
+        return [min(len(it.token_ids), self.length) if it else 0 for it in drafts]
+
+    def verified(self, *_: Any) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Sure(Always):
+    """While the product of the drafter's own probabilities is at least this."""
+
+    length: int = kernels.LONGEST * 2
+    least: float = 0.0
+
+    def decide(self, drafts: Drafts, batch: Batch) -> list[int]:
+        return [
+            int((np.cumprod(it.probabilities) >= self.least).sum()) if it else 0 for it in drafts
+        ]
+
+
+# -- the contenders --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Contender:
     name: str
-    drafter: Drafter | None
-    cut: Cut
+    drafter: Callable[[], Drafter] | None  # anew for each run
+    controller: Callable[[StepCost], LengthController]
+
+
+NOTHING = Contender("always 0", None, lambda cost: Always(0))
+ORACLE = Contender("oracle", lambda: oracle, lambda cost: Always(10**6))
 
 
 def contenders(networks: Mapping[str, Path]) -> list[Contender]:
     """The policies compared; ``networks``: weights of others by name."""
-    longest, ppm = SuffixDrafter(kernels.SHARE), SuffixDrafter(kernels.PPM)
-    arctic = CUTS if find_spec("arctic_inference") else ()
-    return [
-        Contender("none", None, fixed(0)),
-        Contender("fixed 3", ppm, fixed(3)),
-        Contender("fixed 16", ppm, fixed(16)),
-        Contender("thresholds", ppm, thresholds),
-        *(Contender(f"suffix tree {least}", ArcticDrafter(least), fixed(16)) for least in arctic),
-        *(Contender(f"longest run {least}", longest, sure(least)) for least in CUTS),
-        *(Contender(f"ppm {least}", ppm, sure(least)) for least in CUTS),
-        Contender("ours", Policy(), pays),
-        *(
-            Contender(name, Policy(load_network(path.read_text())), pays)
-            for name, path in networks.items()
-        ),
+    longest, ppm = (partial(suffix, column) for column in (kernels.SHARE, kernels.PPM))
+    found = [
+        *(Contender(f"always {n}", whole_policy, _always(n)) for n in (3, 16)),
+        Contender("thresholds", policy, lambda cost: ThresholdController()),
+        Contender("ngram", lambda: ngram, _always(NGRAM_TOKENS)),
     ]
+    for least in CUTS:
+        if find_spec("arctic_inference"):
+            found.append(Contender(f"suffix tree {least}", partial(arctic, least), _always(16)))
+        found += [
+            Contender(f"{name} {least}", drafter, _sure(least))
+            for name, drafter in (("longest run", longest), ("ppm", ppm))
+        ]
+    found.append(Contender("ours", policy, Controller))
+    for name, path in networks.items():
+        network = load_network(path.read_text())
+        found.append(Contender(name, partial(policy, network), Controller))
+    return found
+
+
+def _always(length: int) -> Callable[[StepCost], LengthController]:
+    return lambda cost: Always(length)
+
+
+def _sure(least: float) -> Callable[[StepCost], LengthController]:
+    return lambda cost: Sure(least=least)

@@ -75,6 +75,75 @@ KINDS: dict[str, tuple[str, ...]] = {
 }
 
 
+_TOPICS = (
+    "electricity", "the water cycle", "compound interest", "natural selection", "a black box",
+    "supply and demand", "the immune system", "recursion", "plate tectonics", "encryption",
+    "a healthy diet", "the French Revolution", "renewable energy", "probability", "DNS",
+    "the solar system", "teamwork", "a neural network", "the stock exchange", "jet lag",
+    "fermentation", "a database index", "the Renaissance", "insulation", "version control",
+)  # fmt: skip
+_SENTENCES = (
+    "The meeting have been moved too Monday becuase the room is not avaliable.",
+    "She dont like the new desing, but he think it is alot better then the old one.",
+    "Their going to recieve the package tomorow if the whether is good.",
+    "The datas was analysed by the team and the result are shown in the tabel below.",
+    "I has a question about the invoice wich you send me last week.",
+    "We was very happy with you're service and will definately come back.",
+    "The server restarts every nihgt, so the users looses there sessions.",
+    "Its important to checks the oil level befor you drive the car.",
+)  # fmt: skip
+_OBJECTS = (
+    '{"id": 7, "name": "Ada", "email": "ada@example.com", "active": true}',
+    '{"host": "db1", "port": 5432, "user": "app", "retries": 3}',
+    '{"title": "Dune", "author": "Frank Herbert", "year": 1965, "pages": 412}',
+    '{"order": 1001, "items": [{"sku": "A1", "count": 2}, {"sku": "B4", "count": 1}]}',
+    '{"city": "Oslo", "temperature": 4, "wind": "north", "humidity": 81}',
+)  # fmt: skip
+_PRODUCTS = ("desk lamp", "backpack", "coffee machine", "running shoe", "garden chair", "headset",
+             "water bottle", "bicycle helmet", "notebook", "toaster")  # fmt: skip
+
+# What the policy is trained on beside half of each kind; nothing is measured with these.
+TRAINING: dict[str, tuple[str, ...]] = {
+    "explain": tuple(f"Explain {topic} in simple terms." for topic in _TOPICS),
+    "table": tuple(
+        f"Write a CREATE TABLE statement for {table} with ten columns." for table in _TABLES
+    ),
+    "update": tuple(
+        f"Write a SQL query that updates the {column} of one of the {table}."
+        for table, column in product(_TABLES, _COLUMNS[:3])
+    ),
+    "script": tuple(
+        f"Write a {language} that {task}."
+        for task, language in product(_PYTHON[8:20], ("Rust function", "Go function", "C program"))
+    ),
+    "correct": tuple(
+        f"{order}: {text}"
+        for text, order in product(_SENTENCES, ("Correct the mistakes in this text",
+                                                "Repeat this text word by word, then correct it"))
+    ),
+    "convert": tuple(
+        f"{order}: {text}"
+        for text, order in product(_OBJECTS, ("Convert this JSON to YAML", "Explain this JSON",
+                                              "Add a field to this JSON",
+                                              "Write a Python class for this JSON"))
+    ),
+    "list": tuple(f"List ten facts about {topic}." for topic in _TOPICS[:20]),
+    "product": tuple(f"Write a product description for a {thing}." for thing in _PRODUCTS),
+    "note": tuple(
+        f"Write a letter to {person} {occasion}."
+        for occasion, person in product(
+            ("to confirm an appointment", "to complain about the noise", "to invite them to lunch",
+             "to cancel a subscription"), _PEOPLE
+        )
+    ),
+}  # fmt: skip
+
+
+def training() -> list[tuple[str, str]]:
+    """Kind and text of all of ``TRAINING``, kind by kind."""
+    return [(kind, text) for kind, texts in TRAINING.items() for text in texts]
+
+
 def prompts(many: int) -> list[tuple[str, str]]:
     """Kind and text of the first ``many`` of each kind, the kinds taking turns."""
     columns: Sequence[tuple[str, ...]] = tuple(texts[:many] for texts in KINDS.values())

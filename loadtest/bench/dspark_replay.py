@@ -1,27 +1,38 @@
 """Replays recorded answers through drafting policies, step by step, without an engine.
 
-A step of one request costs 1 + r for each draft row, where r is a row's cost times the concurrency
-over the cost of a step without drafts. Plain decoding costs 1 a token. The oracle knows where the
-text is repeated from, and how far.
+Requests run ``concurrency`` at a time, as in the engine: the policy drafts for all that run, the
+controller decides for all, one step verifies all. What a step takes is told by a cost model: either
+a plain step takes 1 and each draft row ``row cost / concurrency``, or as an engine has measured it
+(``--steps``, the line "milliseconds of a step" of its log). The oracle knows where the text is
+repeated from, and how far.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from deepseek_flash.dflash.neighbours import RunningMoments
+from deepseek_flash.dspark.controller import Batch
+from deepseek_flash.dspark.cost import Sample, StepCost
 from deepseek_flash.dspark.drafts import Draft, Source
 from deepseek_flash.dspark.matcher import Matcher
-from deepseek_flash.dspark.policy import DraftRequest
+from deepseek_flash.dspark.policy import LEAST, DraftRequest
 
-from loadtest.bench.dspark_contenders import Contender, Cut, Drafter, Flow, contenders
+from loadtest.bench.dspark_contenders import (
+    NOTHING,
+    ORACLE,
+    Contender,
+    agreeing,
+    contenders,
+)
 from loadtest.bench.dspark_trace import TRACES, Record, read
 from loadtest.bench.report import write_report
 
@@ -36,31 +47,66 @@ class Tally:
     """What became of some requests."""
 
     tokens: int = 0
-    steps: int = 0
+    steps: int = 0  # of each request
     rows: int = 0
+    seconds: float = 0.0  # that the requests took, each for itself
     drafted: Counter[tuple[Source, int]] = field(default_factory=Counter)  # source, position
     accepted: Counter[tuple[Source, int]] = field(default_factory=Counter)
 
     def speed(self, row_cost: float) -> float:
-        """Against plain decoding."""
+        """Against plain decoding, where steps of these requests alone cost 1 and a row this."""
         return self.tokens / (self.steps + row_cost * self.rows)
 
     def add(self, other: Tally) -> None:
         self.tokens += other.tokens
         self.steps += other.steps
         self.rows += other.rows
+        self.seconds += other.seconds
         self.drafted += other.drafted
         self.accepted += other.accepted
 
 
-def neighbours(records: Sequence[Record], most: int = REFERENCES) -> list[Neighbours]:
-    """For each record the others whose prompts' states are nearest, as the DFlash cache does it."""
+def linear(concurrency: int, row_cost: float) -> StepCost:
+    """A plain step takes 1 whatever runs; a draft row its cost over the concurrency."""
+    cost = StepCost()
+    row = row_cost / concurrency
+    cost.fit(
+        Sample(requests, requests * (1 + drafts), 64.0, 1.0 + row * requests * drafts)
+        for requests, drafts in product(sorted({1, concurrency}), (0, 1, LONGEST))
+    )
+    return cost
+
+
+def measured(text: str) -> StepCost:
+    """As ``StepCost`` tells itself: "1x1 35.0, 1x5 33.1, …", requests x rows each, milliseconds.
+
+    Raises ValueError.
+    """
+    cost, samples = StepCost(), []
+    for part in text.split(","):
+        shape, milliseconds = part.split()
+        requests, rows = map(int, shape.split("x"))
+        samples.append(Sample(requests, requests * rows, 64.0, float(milliseconds) / 1e3))
+    cost.fit(samples)
+    return cost
+
+
+def neighbours(
+    records: Sequence[Record], most: int = REFERENCES, earlier: bool = False
+) -> list[Neighbours]:
+    """For each record the others whose prompts' states are nearest, as the DFlash cache does it.
+
+    Args:
+        earlier: only those before it.
+    """
     states = torch.from_numpy(np.stack([record.state for record in records]))
     moments = RunningMoments(states.shape[1], states.device)
     for state in states:
         moments.add(state)
     rows = torch.nn.functional.normalize(moments.standardise(states), dim=1)
     cosines = rows @ rows.T - 2.0 * torch.eye(len(rows))
+    if earlier:
+        cosines -= 4.0 * torch.ones_like(cosines).triu()
     values, order = cosines.topk(min(most, len(records) - 1), dim=1)
     return [
         [(records[other], cosine) for other, cosine in zip(row, near) if cosine > 0.0]
@@ -96,7 +142,7 @@ class Running:
         left: list[int] = self.record.output[self.place :].tolist()
         return left
 
-    def request(self) -> DraftRequest:
+    def request(self, least_chance: float = LEAST) -> DraftRequest:
         record, row = self.record, self.place - 1
         return DraftRequest(
             self.matcher,
@@ -106,7 +152,13 @@ class Running:
             entropy_ratio=float(record.entropy_ratio[row]),
             gap=float(record.gap[row]),
             attention_variance=float(record.attention_variance[row]),
+            least_chance=least_chance,
         )
+
+    @property
+    def tokens(self) -> int:
+        """Prompt and answer so far."""
+        return len(self.record.prompt) + self.place
 
     def advance(self, tokens: int) -> int:
         """That many more, or what is left; returns how many."""
@@ -116,26 +168,62 @@ class Running:
         return new.stop - new.start
 
 
-def replay(running: Running, drafter: Drafter | None, cut: Cut, flow: Flow, tally: Tally) -> None:
-    """Run one request to its end."""
-    while truth := running.truth:
-        request = running.request()
-        draft = drafter.draft(request) if drafter is not None else Draft()
-        rows = min(cut(draft, request, flow), len(draft.token_ids))
-        accepted = _agreeing(draft.token_ids[:rows], truth)
-        for position, source in enumerate(draft.sources[:rows]):
-            tally.drafted[source, position] += 1
-            tally.accepted[source, position] += position < accepted
-        tokens = running.advance(accepted + 1)
-        tally.tokens, tally.steps, tally.rows = (
-            tally.tokens + tokens, tally.steps + 1, tally.rows + rows,
-        )  # fmt: skip
-        flow.add(tokens, rows)
+class Replay:
+    """Requests that take turns on an engine which exists in its cost model only."""
 
+    def __init__(
+        self, contender: Contender, cost: StepCost, concurrency: int, overhead: float = 0.0
+    ) -> None:
+        """``overhead``: seconds that a step takes longer where anything is drafted at all."""
+        self._drafter = contender.drafter() if contender.drafter else None
+        self._controller = contender.controller(cost)
+        self._cost, self._concurrency = cost, concurrency
+        self._overhead = overhead if self._drafter else 0.0
+        self.seconds = 0.0
+        self.tallies: defaultdict[str, Tally] = defaultdict(Tally)
 
-def _agreeing(draft: Sequence[int], truth: Sequence[int]) -> int:
-    pairs = enumerate(zip(draft, truth))
-    return next((at for at, (a, b) in pairs if a != b), min(len(draft), len(truth)))
+    def run(self, requests: Iterator[Running]) -> None:
+        """All of them, in their order."""
+        batch: list[Running] = []
+        while True:
+            batch = [it for it in batch if it.truth]
+            while len(batch) < self._concurrency and (new := next(requests, None)):
+                batch += [new] if new.truth else []
+            if not batch:
+                return
+            self._step(batch)
+
+    def _step(self, batch: Sequence[Running]) -> None:
+        context = sum(it.tokens for it in batch) / len(batch)
+        least = self._controller.least_chance(len(batch), context)
+        asked = [it.request(least) for it in batch]
+        drafts = [self._draft(request, it) for request, it in zip(asked, batch)]
+        room = [request.limit for request in asked]
+        burst = [request.burst_limit for request in asked]
+        signals = np.array(
+            [(it.entropy_ratio, it.gap, it.attention_variance) for it in asked], np.float32
+        )
+        lengths = self._controller.decide(drafts, Batch(context, room, burst, signals))
+        accepted = [
+            agreeing(draft.token_ids[:length], it.truth)
+            for draft, length, it in zip(drafts, lengths, batch)
+        ]
+        rows = sum(lengths)
+        seconds = float(self._cost.seconds(len(batch), len(batch) + rows, context))
+        seconds += self._overhead
+        self.seconds += seconds
+        self._controller.verified(drafts, lengths, accepted, context)
+        for it, draft, length, right in zip(batch, drafts, lengths, accepted):
+            tally = Tally(it.advance(right + 1), 1, length, seconds)
+            for position, source in enumerate(draft.sources[:length]):
+                tally.drafted[source, position] += 1
+                tally.accepted[source, position] += position < right
+            self.tallies[it.record.kind].add(tally)
+
+    def _draft(self, request: DraftRequest, running: Running) -> Draft:
+        if self._drafter is None or request.limit <= 0:
+            return Draft()
+        return self._drafter(request, running.truth)
 
 
 def oracle(record: Record, near: Neighbours, budget: int) -> Tally:
@@ -157,7 +245,7 @@ def oracle(record: Record, near: Neighbours, budget: int) -> Tally:
         most = min(LONGEST, budget - (place - begin) - 1)
         # Only what is already there may be copied, but a copy may run on into itself.
         rows = max(
-            (_agreeing(text[at : at + most], own[place:]) for text, at in places[own[place - 1]]),
+            (agreeing(text[at : at + most], own[place:]) for text, at in places[own[place - 1]]),
             default=0,
         )
         end = min(place + rows + 1, len(own))
@@ -167,22 +255,33 @@ def oracle(record: Record, near: Neighbours, budget: int) -> Tally:
     return tally
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a contender made of the stream."""
+
+    by_kind: Mapping[str, Tally]
+    seconds: float  # of the engine
+
+    @property
+    def rates(self) -> dict[str, float]:
+        """Tokens a second of a request by kind, and of all together."""
+        by_kind = {kind: it.tokens / it.seconds for kind, it in self.by_kind.items()}
+        return {**by_kind, "all": overall(self.by_kind).tokens / self.seconds}
+
+
 def compare(
     records: Sequence[Record], near: Sequence[Neighbours], many: Sequence[Contender],
-    row_cost: float, burst: int,
-) -> dict[str, dict[str, Tally]]:  # fmt: skip
-    """Tallies by policy and kind, and of the oracle."""
+    cost: StepCost, concurrency: int, burst: int, overhead: float = 0.0,
+) -> dict[str, Found]:  # fmt: skip
+    """By contender; those that are always there, nothing and the oracle, first and last."""
     budget = max(len(record.output) for record in records)
-    found: dict[str, dict[str, Tally]] = {}
-    for it in many:
-        flow, by_kind = Flow(row_cost), defaultdict[str, Tally](Tally)
-        for record, others in zip(records, near, strict=True):
-            replay(Running(record, others, budget, burst), it.drafter, it.cut, flow,
-                   by_kind[record.kind])  # fmt: skip
-        found[it.name] = by_kind
-    found["oracle"] = defaultdict(Tally)
-    for record, others in zip(records, near, strict=True):
-        found["oracle"][record.kind].add(oracle(record, others, budget))
+    found = {}
+    for it in (NOTHING, *many, ORACLE):
+        limit = LONGEST if it is ORACLE else burst
+        replay = Replay(it, cost, concurrency, 0.0 if it is ORACLE else overhead)
+        pairs = zip(records, near, strict=True)
+        replay.run(Running(record, others, budget, limit) for record, others in pairs)
+        found[it.name] = Found(replay.tallies, replay.seconds)
     return found
 
 
@@ -204,17 +303,16 @@ def halves(records: Sequence[Record]) -> tuple[list[Record], list[Record]]:
     return split
 
 
-def table(found: Mapping[str, Mapping[str, Tally]], row_cost: float) -> tuple[str, dict[str, Any]]:
-    """Speed by policy and kind, and the share of what the oracle gains."""
-    kinds = list(found["oracle"])
-    lines = [f"{'':24} " + " ".join(f"{kind:>9}" for kind in (*kinds, "all", "gain"))]
+def table(found: Mapping[str, Found]) -> tuple[str, dict[str, Any]]:
+    """Speed by contender and kind, and the share of what the oracle gains."""
+    plain = found[NOTHING.name].rates
+    best = found[ORACLE.name].rates["all"] / plain["all"] - 1.0
+    lines = [f"{'':24} " + " ".join(f"{kind:>9}" for kind in (*plain, "gain"))]
     figures: dict[str, Any] = {}
-    best = overall(found["oracle"]).speed(row_cost)
-    for name, by_kind in found.items():
-        total = overall(by_kind)
-        speeds = {kind: by_kind[kind].speed(row_cost) for kind in kinds}
-        speeds["all"] = total.speed(row_cost)
-        speeds["gain"] = (speeds["all"] - 1.0) / (best - 1.0)
+    for name, it in found.items():
+        total = overall(it.by_kind)
+        speeds = {kind: rate / plain[kind] for kind, rate in it.rates.items()}
+        speeds["gain"] = (speeds["all"] - 1.0) / best
         figures[name] = {
             **speeds, "rows": total.rows, "accepted": total.accepted.total(), "steps": total.steps,
         }  # fmt: skip
@@ -244,25 +342,32 @@ def main() -> None:
     parser.add_argument("--burst", type=int, default=LONGEST,
                         help="draft tokens from a request's own text a step")  # fmt: skip
     parser.add_argument("--references", type=int, default=REFERENCES)
+    parser.add_argument("--first", type=int, metavar="N", help="requests of the stream only")
+    parser.add_argument("--earlier", action="store_true",
+                        help="references are answers from before in the stream only")  # fmt: skip
+    parser.add_argument("--concurrency", type=int, nargs="+", default=list(ROW_COSTS))
     parser.add_argument("--cost", action="append", metavar="CONCURRENCY=R", default=[],
                         help="a row's cost at a concurrency, in steps")  # fmt: skip
+    parser.add_argument("--steps", help="milliseconds of steps, as the engine's log tells them")
+    parser.add_argument("--overhead", type=float, default=0.0,
+                        help="milliseconds that a step takes longer with speculation")  # fmt: skip
     parser.add_argument("--only", nargs="+", metavar="NAME", help="contenders that begin so")
-    arguments = parser.parse_args()
-    costs = {int(many): float(r) for many, r in (it.split("=") for it in arguments.cost)}
-    _, unseen = halves(read(arguments.trace))
-    near = neighbours(unseen, arguments.references)
-    networks = {path.stem: path for path in sorted(arguments.networks.glob("*.json"))}
-    chosen = [
-        it for it in contenders(networks) if it.name.startswith(tuple(arguments.only or ("",)))
-    ]
+    given = parser.parse_args()
+    costs = {**ROW_COSTS, **{int(n): float(r) for n, r in (it.split("=") for it in given.cost)}}
+    _, unseen = halves(read(given.trace))
+    unseen = unseen[: given.first]
+    near = neighbours(unseen, given.references, given.earlier)
+    networks = {path.stem: path for path in sorted(given.networks.glob("*.json"))}
+    chosen = [it for it in contenders(networks) if it.name.startswith(tuple(given.only or ("",)))]
     figures = {}
-    for concurrency, row_cost in (costs or ROW_COSTS).items():
-        found = compare(unseen, near, chosen, row_cost, arguments.burst)
-        text, figures[str(concurrency)] = table(found, row_cost)
-        print(f"\nconcurrency {concurrency}, a row costs {row_cost} steps\n{text}")
+    for many in given.concurrency:
+        cost = measured(given.steps) if given.steps else linear(many, costs[many])
+        found = compare(unseen, near, chosen, cost, many, given.burst, given.overhead / 1e3)
+        text, figures[str(many)] = table(found)
+        print(f"\nconcurrency {many}, {given.steps or f'a row costs {costs[many]} steps'}\n{text}")
         if ours := found.get("ours"):
-            print(f"accepted/drafted by source and position\n{acceptance(overall(ours))}")
-    write_report("dspark-replay", {"trace": str(arguments.trace), "speed": figures})
+            print(f"accepted/drafted by source and position\n{acceptance(overall(ours.by_kind))}")
+    write_report("dspark-replay", {"trace": str(given.trace), "speed": figures})
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ import torch
 from deepseek_flash.contract import Sampling
 from deepseek_flash.dspark.signals import ATTENTION_WINDOW, EntropyWindow, row_facts
 
-from loadtest.bench.dspark_prompts import KINDS, prompts
+from loadtest.bench.dspark_prompts import KINDS, prompts, training
 
 TRACES = Path(__file__).resolve().parents[2] / "build" / "traces"
 STATE_LAYER = 3  # as the prefix encoder's
@@ -82,6 +82,11 @@ def read(path: Path) -> list[Record]:
     ]
 
 
+def training_of(path: Path) -> Path:
+    """Where the records are that only the network learns from, beside a trace."""
+    return path.with_name(f"{path.stem}-training{path.suffix}")
+
+
 def shortened(record: Record, tokens: int, top: int) -> Record:
     """The beginning of a record, for a small file."""
     cut = {"output": tokens, "top1": tokens, "entropy_ratio": tokens, "gap": tokens,
@@ -131,14 +136,15 @@ def _variance(attention: torch.Tensor) -> torch.Tensor:
     return torch.stack(rows)
 
 
-def record(model: str, many: int, tokens: int, concurrency: int) -> list[Record]:
+def record(
+    model: str, asked: Sequence[tuple[str, str]], tokens: int, concurrency: int
+) -> list[Record]:
     """Run the prompts through plain vLLM, greedily, then look at what it said."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from loadtest.bench.engine import PlainEngine
 
     tokenizer = AutoTokenizer.from_pretrained(model)
-    asked = prompts(many)
     ids = [
         tokenizer(
             tokenizer.apply_chat_template(
@@ -167,12 +173,15 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=96, help="of an answer, at most")
     parser.add_argument("--concurrency", type=int, default=8)
     parser.add_argument("--out", type=Path, default=TRACES / "smollm2.npz")
+    parser.add_argument("--training", action="store_true",
+                        help="other prompts, which only the policy's network learns from")  # fmt: skip
     parser.add_argument("--sample", type=Path, help="also write a small one here, for tests")
     arguments = parser.parse_args()
-    records = record(
-        arguments.model, arguments.prompts, arguments.tokens, arguments.concurrency
-    )  # fmt: skip
-    write(arguments.out, records)
+    asked, out = prompts(arguments.prompts), arguments.out
+    if arguments.training:
+        asked, out = training(), training_of(out)
+    records = record(arguments.model, asked, arguments.tokens, arguments.concurrency)
+    write(out, records)
     if arguments.sample:
         small = [shortened(it, 48, 16) for it in records[: 4 * len(KINDS)]]
         write(arguments.sample, small)

@@ -1,7 +1,8 @@
 """Fits the drafting policy's network to recorded answers, and says how good it is on others.
 
-Trained on the first half of each kind of prompt, judged on the second. Each row is a place of a
-draft with its candidates; the network learns which of them comes, or that none does.
+Trained on the first half of each kind of prompt and on other kinds altogether (``dspark_trace
+--training``), judged on the second. Each row is a place of a draft with its candidates; the network
+learns which of them comes, or that none does.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from deepseek_flash.dspark.kernels import CANDIDATES, FEATURES, GROUPS, NAMES, N
 from deepseek_flash.dspark.policy import Policy
 
 from loadtest.bench.dspark_replay import Neighbours, Running, halves, neighbours
-from loadtest.bench.dspark_trace import TRACES, Record, read
+from loadtest.bench.dspark_trace import TRACES, Record, read, training_of
 from loadtest.bench.report import write_report
 
 HIDDEN, ROUNDS, SEED = 32, 2, 1
@@ -210,6 +211,10 @@ def main() -> None:
                         "for the replay, into build/traces/networks")  # fmt: skip
     arguments = parser.parse_args()
     seen, unseen = halves(read(arguments.trace))
+    more = training_of(arguments.trace)
+    if more.exists():
+        seen += read(more)
+    print(f"{len(seen)} requests to learn from, {len(unseen)} to be judged by")
     network = beginning()
     for _ in range(ROUNDS):
         rows = collect(seen, neighbours(seen), network)

@@ -5,21 +5,33 @@ from pathlib import Path
 import numpy as np
 import pytest
 from deepseek_flash.dspark.drafts import Draft, Source
+from deepseek_flash.dspark.matcher import Matcher
+from deepseek_flash.dspark.policy import DraftRequest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.bench.dspark_contenders import Contender, Flow, contenders, fixed, pays, sure
+from loadtest.bench import dspark_contenders
+from loadtest.bench.dspark_contenders import (
+    NOTHING,
+    ORACLE,
+    Always,
+    Contender,
+    Sure,
+    contenders,
+    ngram,
+)
 from loadtest.bench.dspark_replay import (
     ROW_COSTS,
+    Replay,
     Running,
-    Tally,
     acceptance,
     compare,
     halves,
+    linear,
+    measured,
     neighbours,
     oracle,
     overall,
-    replay,
     table,
 )
 from loadtest.bench.dspark_trace import Record, read, shortened, write
@@ -39,65 +51,91 @@ def make_record(output, prompt=(7, 8, 9), kind="kind", state=(1.0, 0.0)):
     )  # fmt: skip
 
 
-class Scripted:
+def scripted(length, wrong, tokens=33, requests=1, concurrency=1, row_cost=0.25, overhead=0.0):
     """Drafts what comes, with the ``wrong``-th token changed."""
 
-    def __init__(self, running, wrong=99):
-        self._running, self._wrong = running, wrong
-
-    def draft(self, request):
-        ids = self._running.truth[: request.limit]
-        ids = [token + (at == self._wrong) for at, token in enumerate(ids)]
+    def drafts(request, truth):
+        ids = [token + (at == wrong) for at, token in enumerate(truth[: request.limit])]
         return Draft(ids, [0.9] * len(ids), [Source.REFERENCE] * len(ids))
 
-
-def scripted(length, wrong, tokens=33, row_cost=0.25):
-    running, tally = Running(make_record(range(tokens)), [], tokens), Tally()
-    replay(running, Scripted(running, wrong), fixed(length), Flow(row_cost), tally)
-    return tally
+    contender = Contender("scripted", lambda: drafts, lambda cost: Always(length))
+    replay = Replay(contender, linear(concurrency, row_cost), concurrency, overhead)
+    replay.run(Running(make_record(range(tokens)), [], tokens) for _ in range(requests))
+    return replay, replay.tallies["kind"]
 
 
 def test_without_drafts_a_step_brings_a_token():
-    tally = scripted(0, 99)
+    replay, tally = scripted(0, 99)
     assert (tally.tokens, tally.steps, tally.rows) == (32, 32, 0)
-    assert tally.speed(0.5) == 1.0
+    assert replay.seconds == tally.seconds == 32.0 and tally.speed(0.5) == 1.0
+    assert scripted(0, 99, overhead=0.5)[0].seconds == 48.0
 
 
 def test_right_drafts_bring_their_tokens_and_one_more():
-    tally = scripted(3, 99)
+    replay, tally = scripted(3, 99)
     assert (tally.tokens, tally.steps) == (32, 8)
     assert tally.rows == tally.accepted.total() == 8 * 3
-    assert tally.speed(0.25) == 32 / (8 + 0.25 * tally.rows)
+    assert tally.speed(0.25) == 32 / (8 + 0.25 * tally.rows) == 32 / replay.seconds
 
 
 def test_wrong_drafts_cost_their_rows():
-    tally = scripted(3, 0)
+    _, tally = scripted(3, 0)
     assert (tally.tokens, tally.steps) == (32, 32)
     assert tally.accepted.total() == 0 and tally.rows == 32 * 3 - 6  # none beyond max_tokens
-    halfway = scripted(3, 1)
+    _, halfway = scripted(3, 1)
     assert halfway.tokens == 32 and halfway.steps == 16
     assert halfway.accepted[Source.REFERENCE, 0] == 16
     assert halfway.accepted[Source.REFERENCE, 1] == 0
     assert acceptance(halfway).startswith("  reference: 1.00/16 0.00/")
 
 
-@given(st.lists(st.floats(0.01, 1.0), max_size=8), st.floats(0.05, 1.0))
-def test_a_row_pays_while_its_chance_is_worth_its_cost(chances, row_cost):
-    flow = Flow(row_cost)
-    draft = Draft([1] * len(chances), chances, [Source.HISTORY] * len(chances))
-    length = pays(draft, None, flow)
-    survival = np.cumprod(chances)
-    assert all(survival[:length] > flow.price)
-    assert length == len(chances) or survival[length] <= flow.price
-    assert sure(0.5)(draft, None, flow) == sum(survival >= 0.5)
+def test_requests_share_their_steps():
+    replay, tally = scripted(0, 99, requests=6, concurrency=4)
+    assert replay.seconds == 64.0, "four, then two"
+    assert tally.seconds == 6 * 32.0 and tally.tokens == 6 * 32
+    replay, tally = scripted(3, 99, requests=4, concurrency=4, row_cost=0.5)
+    assert replay.seconds == 8 + 0.5 / 4 * tally.rows
 
 
-def test_a_row_is_dearer_where_steps_bring_more():
-    flow = Flow(0.25)
-    assert flow.price == 0.25
-    for _ in range(5000):
-        flow.add(5, 4)
-    assert flow.price == pytest.approx(0.25 * 5 / 2, rel=1e-3)
+def test_step_times_are_read_as_the_engine_tells_them():
+    text = "1x1 30.0, 1x5 40.0, 4x1 35.0, 4x5 80.0"
+    cost = measured(text)
+    assert str(cost) == text
+    assert cost.seconds(4, 12, 64.0) == pytest.approx(0.0575)
+    with pytest.raises(ValueError):
+        measured("4x1 35.0")
+
+
+def request_of(prompt, answer, reference=(), limit=16):
+    matcher = Matcher(prompt)
+    matcher.append(answer, [0.5] * len(answer))
+    if reference:
+        matcher.add_reference(reference, Source.REFERENCE)
+    return DraftRequest(matcher, limit, limit, lambda ids: np.zeros(len(ids), np.float32))
+
+
+def test_ngram_copies_what_followed_the_longest_run():
+    asked = request_of([1, 2, 3, 4, 9, 3, 5, 6], [2, 3])
+    assert ngram(asked, []).token_ids == [4, 9, 3]
+    assert ngram(request_of([1, 2], [3]), []).token_ids == []
+
+
+def test_the_cuts_of_the_others():
+    drafts = [Draft([1, 2, 3], [0.9, 0.8, 0.5], [Source.HISTORY] * 3), None]
+    assert Always(2).decide(drafts, None) == [2, 0]
+    assert Sure(least=0.7).decide(drafts, None) == [2, 0]
+    assert Sure(least=0.1).decide(drafts, None) == [3, 0]
+
+
+def test_the_oracle_is_right_as_far_as_something_can_be_copied():
+    truth = [5, 6, 7, 8, 9]
+    asked = request_of([1, 5, 6, 2], [1], reference=[1, 5, 6, 7, 3])
+    assert dspark_contenders.oracle(asked, truth).token_ids == [5, 6, 7]
+    asked = request_of([1, 5, 6, 2], [1])
+    assert dspark_contenders.oracle(asked, truth).token_ids == [5, 6]
+    looped = request_of([1, 2], [1], limit=4)
+    assert dspark_contenders.oracle(looped, [2, 1, 2, 1, 2]).token_ids == [2, 1, 2, 1]
+    assert dspark_contenders.oracle(request_of([1], [2]), truth).token_ids == []
 
 
 def test_the_oracle_copies_the_best_place_exactly():
@@ -129,6 +167,12 @@ def test_neighbours_are_the_nearest_others():
     records = [make_record([index], state=state) for index, state in enumerate(states)]
     found = [[int(other.output[0]) for other, _ in near] for near in neighbours(records, 1)]
     assert found == [[1], [0], [3], [2]]
+
+
+def test_neighbours_from_before_only():
+    records = [make_record([index], state=(1, index)) for index in range(3)]
+    found = [[int(other.output[0]) for other, _ in near] for near in neighbours(records, 2, True)]
+    assert found[0] == [] and set(found[1]) <= {0} and set(found[2]) <= {0, 1}
 
 
 def test_halves_are_of_each_kind():
@@ -165,22 +209,32 @@ def sample():
     return records, neighbours(records)
 
 
-@pytest.mark.parametrize("row_cost", ROW_COSTS.values())
-def test_on_recorded_answers_the_policy_beats_fixed_lengths(sample, row_cost):
+@pytest.mark.parametrize(("concurrency", "row_cost"), ROW_COSTS.items())
+def test_on_recorded_answers_the_policy_beats_fixed_lengths(sample, concurrency, row_cost):
     records, near = sample
-    chosen = [it for it in contenders({}) if it.name in ("none", "fixed 3", "fixed 16", "ours")]
-    found = compare(records, near, chosen, row_cost, 16)
-    speeds = {name: overall(by_kind).speed(row_cost) for name, by_kind in found.items()}
-    assert speeds["none"] == 1.0
-    assert max(speeds["none"], speeds["fixed 3"], speeds["fixed 16"]) < speeds["ours"]
+    names = ("always 3", "always 16", "ours")
+    chosen = [it for it in contenders({}) if it.name in names]
+    cost = linear(concurrency, row_cost)
+    found = compare(records, near, chosen, cost, concurrency, 16)
+    speeds = {name: it["all"] for name, it in table(found)[1].items()}
+    assert speeds["always 0"] == 1.0
+    assert max(speeds["always 0"], speeds["always 3"], speeds["always 16"]) < speeds["ours"]
     assert speeds["ours"] < speeds["oracle"]
-    tokens = {overall(by_kind).tokens for by_kind in found.values()}
+    tokens = {overall(it.by_kind).tokens for it in found.values()}
     assert tokens == {sum(len(record.output) - 1 for record in records)}
-    _, figures = table(found, row_cost)
-    assert figures["oracle"]["gain"] == pytest.approx(1.0) and figures["none"]["gain"] == 0.0
+    _, figures = table(found)
+    assert figures[ORACLE.name]["gain"] == pytest.approx(1.0)
+    assert figures[NOTHING.name]["gain"] == 0.0
 
 
-def test_a_policy_of_nothing_is_plain(sample):
+def test_both_oracles_find_the_same(sample):
     records, near = sample
-    found = compare(records[:3], near[:3], [Contender("x", None, fixed(5))], 0.5, 16)
-    assert overall(found["x"]).speed(0.5) == 1.0
+    found = compare(records, near, [], linear(1, 0.1), 1, 16)[ORACLE.name]
+    budget = max(len(record.output) for record in records)
+    for kind, tally in found.by_kind.items():
+        pairs = [
+            oracle(record, others, budget)
+            for record, others in zip(records, near) if record.kind == kind
+        ]  # fmt: skip
+        assert tally.steps == sum(it.steps for it in pairs)
+        assert tally.rows == sum(it.rows for it in pairs)
