@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from deepseek_flash.contract import Sampling
-from deepseek_flash.dspark.signals import ATTENTION_WINDOW, EntropyWindow, row_facts
 
 from loadtest.bench.dspark_prompts import KINDS, prompts, training
 
@@ -100,6 +99,10 @@ def shortened(record: Record, tokens: int, top: int) -> Record:
 @torch.inference_mode()
 def describe(model: Any, kind: str, prompt: Sequence[int], output: Sequence[int]) -> Record:
     """One pass over prompt and output together."""
+    # Not above: numba's library, imported before vLLM's engine, lets that fail to start (its scan
+    # of all modules trips over it), and the engine's process imports this module first.
+    from deepseek_flash.dspark.signals import EntropyWindow, row_facts
+
     seen = model(
         input_ids=torch.tensor([[*prompt, *output[:-1]]]), output_attentions=True,
         output_hidden_states=True, use_cache=False,
@@ -128,6 +131,8 @@ def _variance(attention: torch.Tensor) -> torch.Tensor:
 
     A softmax over the last positions alone is the whole one, divided by what falls on them.
     """
+    from deepseek_flash.dspark.signals import ATTENTION_WINDOW
+
     rows = []
     for place in range(attention.shape[1]):
         weights = attention[:, place, max(0, place + 1 - ATTENTION_WINDOW) : place + 1]
@@ -174,7 +179,7 @@ def main() -> None:
     parser.add_argument("--concurrency", type=int, default=8)
     parser.add_argument("--out", type=Path, default=TRACES / "smollm2.npz")
     parser.add_argument("--training", action="store_true",
-                        help="other prompts, which only the policy's network learns from")  # fmt: skip
+                        help="other prompts, for the network to learn from alone")  # fmt: skip
     parser.add_argument("--sample", type=Path, help="also write a small one here, for tests")
     arguments = parser.parse_args()
     asked, out = prompts(arguments.prompts), arguments.out

@@ -27,7 +27,7 @@ from loadtest.bench.dspark_trace import TRACES, Record, read, training_of
 from loadtest.bench.report import write_report
 
 HIDDEN, ROUNDS, SEED = 32, 2, 1
-WRONG_CHAINS = 0.3
+WRONG_CHAINS, FEW = 0.3, 5
 PASSES, BATCH, RATE, DECAY = 30, 1024, 3e-3, 1e-4
 WEIGHTS = Path(policy.__file__).with_name(policy.WEIGHTS)
 SIGNALS = ("entropy_ratio", "gap", "attention_variance")
@@ -56,14 +56,16 @@ class Rows:
 def situations(
     records: Sequence[Record], near: Sequence[Neighbours], budget: int
 ) -> Iterator[Running]:
-    """Each record as a request with references; and every second one again as others meet them:
-    without any (they come late, or there are none), and with a chain, which is the answer itself or
-    goes over into another one.
+    """Each record as a request with all its references, and again as others meet them.
+
+    That is with a few references, or with none (they come late, or the stream is young) and with a
+    chain, which is the answer itself or goes over into another one.
     """
     draw = random.Random(SEED)
     for place, (record, others) in enumerate(zip(records, near, strict=True)):
         yield Running(record, others, budget)
         if place % 2:
+            yield Running(record, others[: draw.randint(1, FEW)], budget)
             continue
         yield Running(record, (), budget)
         chain, other = record.output.tolist(), records[place - 1].output.tolist()

@@ -223,8 +223,8 @@ def test_on_recorded_answers_the_policy_beats_fixed_lengths(sample, concurrency,
     tokens = {overall(it.by_kind).tokens for it in found.values()}
     assert tokens == {sum(len(record.output) - 1 for record in records)}
     _, figures = table(found)
-    assert figures[ORACLE.name]["gain"] == pytest.approx(1.0)
-    assert figures[NOTHING.name]["gain"] == 0.0
+    assert figures[ORACLE.name]["gain all"] == pytest.approx(1.0)
+    assert figures[NOTHING.name]["gain each"] == 0.0
 
 
 def test_both_oracles_find_the_same(sample):

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deepseek_flash.dspark.cost import StepCost
+from deepseek_flash.dspark.decision_kernels import choose
 from deepseek_flash.dspark.drafts import Draft, Source
 from deepseek_flash.dspark.paths import Path
 from deepseek_flash.dspark.policy import LEAST
@@ -29,6 +30,7 @@ MAX_DRAFT_TOKENS = 16
 # A step. In simulation 0.998 gains 0.1 % on steady traffic and loses 9 % for 200 steps after
 # repeats, while a second seems to be worth more than it is.
 SPEEDUP_DECAY = 0.95
+_BELIEVED = np.ones(len(Source))
 
 
 @dataclass(slots=True)
@@ -60,21 +62,6 @@ class LengthController(Protocol):
         """What became of a step: of each request's first ``lengths`` draft tokens, so many were
         ``accepted``. Requests without drafts count too; those that are gone are left out."""
         ...
-
-
-def best_row_count(gains: Floats, seconds: Floats, rate: float) -> int:
-    """How many rows to take for the most tokens beyond what their seconds are worth.
-
-    Args:
-        gains: [K] tokens expected of each row, falling.
-        seconds: [K + 1] of a step with 0..K of them.
-        rate: tokens that a second is worth.
-    Returns:
-        The k that maximises the sum of the first k gains - rate * seconds[k], the smallest such.
-    """
-    worth = -rate * seconds
-    worth[1:] += np.cumsum(gains)
-    return int(np.argmax(worth))
 
 
 class Controller:
@@ -115,10 +102,13 @@ class Controller:
             requests, np.arange(requests, requests + total + 1), batch.context
         )
         rate = self.speedup * requests / seconds[0]
-        claimed, sources = _matrices(drafts, caps)
-        lengths = _choose(claimed * self.trust.factor[sources], seconds, rate)
+        probabilities, sources = _joined(drafts, caps)
+        lengths, limits = np.empty(requests, np.int64), np.array(caps, np.int64)
+        choose(probabilities, sources, limits, self.trust.factor, seconds, rate, lengths)
         if self.trust.factor.min() < Trust.UNTRUSTED:
-            self._probe(claimed, sources, lengths, seconds, rate)
+            believed = np.empty_like(lengths)
+            choose(probabilities, sources, limits, _BELIEVED, seconds, rate, believed)
+            self._probe(drafts, believed > 0, lengths, seconds)
         found: list[int] = lengths.tolist()
         return found
 
@@ -146,21 +136,34 @@ class Controller:
                 sources += draft.sources[:reached]
                 right += [True] * good + [False] * (reached - good)
         if claimed:
-            self.trust.judge(np.array(sources), np.array(claimed), np.array(right))
+            self.trust.judge(np.array(sources, np.int64), np.array(claimed), np.array(right))
 
     def _probe(
-        self, claimed: Floats, sources: Ints, lengths: Ints, seconds: Floats, rate: float
+        self, drafts: Drafts, wanted: NDArray[np.bool_], lengths: Ints, seconds: Floats
     ) -> None:
-        """Give a row to sources that get none, but would if they were believed."""
-        wanted, leads, taken = _choose(claimed, seconds, rate) > 0, sources[:, 0], lengths.sum()
+        """Give a row to sources that get none, but would (``wanted``) if they were believed."""
+        taken = int(lengths.sum())
         # There is room for them: a source without rows has left all of its own.
         for source in np.flatnonzero(self.trust.factor < Trust.UNTRUSTED):
-            led = wanted & (leads == source)
-            if led.any() and not lengths[leads == source].any():
+            led = [
+                (draft.probabilities[0], row)
+                for row, draft in enumerate(drafts)
+                if draft and draft.token_ids and draft.sources[0] == source
+            ]
+            rows = [row for _, row in led]
+            if wanted[rows].any() and not lengths[rows].any():
                 price = float((seconds[taken + 1] - seconds[taken]) / seconds[0])
                 if self.trust.probe_due(Source(source), price, self._steps):
-                    lengths[np.argmax(np.where(led, claimed[:, 0], -1.0))] = 1
+                    lengths[max(it for it in led if wanted[it[1]])[1]] = 1
                     taken += 1
+
+
+def warm_up() -> None:
+    """Compile, or load from numba's cache, what decisions need."""
+    trust, lengths = Trust(), np.empty(1, np.int64)
+    probabilities, sources = _joined([Draft([1], [0.5], [Source.HISTORY])], [1])
+    trust.judge(sources, probabilities, np.array([True]))
+    choose(probabilities, sources, np.ones(1, np.int64), trust.factor, np.ones(2), 1.0, lengths)
 
 
 def _usable(draft: Draft, burst_steps: int) -> int:
@@ -168,28 +171,15 @@ def _usable(draft: Draft, burst_steps: int) -> int:
     return burst_steps if draft.own_run > burst_steps else len(draft.token_ids)
 
 
-def _matrices(drafts: Drafts, caps: Sequence[int]) -> tuple[Floats, Ints]:
-    """[requests, longest] probabilities and sources, 0 where a draft has ended."""
+def _joined(drafts: Drafts, caps: Sequence[int]) -> tuple[Floats, Ints]:
+    """Probabilities and sources of all drafts' usable tokens, one draft after the other."""
     flat: list[float] = []
     kinds: list[int] = []
     for draft, cap in zip(drafts, caps):
         if draft and cap:
             flat += draft.probabilities[:cap]
             kinds += draft.sources[:cap]
-    there = np.arange(max(caps)) < np.array(caps)[:, None]
-    claimed, sources = np.zeros(there.shape), np.zeros(there.shape, dtype=np.int64)
-    claimed[there] = flat
-    sources[there] = kinds
-    return claimed, sources
-
-
-def _choose(probabilities: Floats, seconds: Floats, rate: float) -> Ints:
-    """[requests] lengths, out of [requests, longest] probabilities."""
-    survival = np.cumprod(probabilities, axis=1).ravel()
-    order = np.argsort(-survival, kind="stable")[: len(seconds) - 1]  # then a draft's own order
-    count = best_row_count(survival[order], seconds, rate)
-    rows = order[:count] // probabilities.shape[1]
-    return np.bincount(rows, minlength=len(probabilities))
+    return np.array(flat), np.array(kinds, np.int64)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from deepseek_flash.dspark.decision_kernels import judge
 from deepseek_flash.dspark.drafts import Source
 
 Floats = NDArray[np.float64]
@@ -33,15 +34,14 @@ class Trust:
     UNTRUSTED = 0.8
     PROBE_SHARE = 0.04
     MAX_FAILURES = 3
+    _OPTIONS = (HOSTILE, float(WINDOW), PRIOR, DISTRUST, ALARM)
 
     def __init__(self) -> None:
         kinds = len(Source)
         self.factor: Floats = np.ones(kinds)  # by which probabilities are multiplied
         self.alarms: Ints = np.zeros(kinds, dtype=np.int64)  # that a source turned bad
-        self._accepted: Floats = np.zeros(kinds)
-        self._expected: Floats = np.zeros(kinds)
-        self._worse: Floats = np.zeros(kinds)  # log likelihood ratios, at least 0
-        self._better: Floats = np.zeros(kinds)
+        # Accepted and expected tokens, log likelihood ratios of worse and of better.
+        self._state: Floats = np.zeros((4, kinds))
         self._probed: set[int] = set()  # sources of which a probe is out
         self._failures = [0] * kinds
         self._last_probe = [0] * kinds  # number of the step
@@ -60,33 +60,10 @@ class Trust:
 
     def judge(self, sources: Ints, claimed: Floats, accepted: NDArray[np.bool_]) -> None:
         """[n] tokens that were reached, the probabilities as the policy gave them, and whether."""
-        claimed = np.clip(claimed, 0.01, 0.99)
-        believed = claimed * self.factor[sources]
-        kinds = len(Source)
-        count = np.bincount(sources, minlength=kinds)
-        keep = (1 - 1 / self.WINDOW) ** count
-        self._accepted *= keep
-        self._accepted += np.bincount(sources, accepted, kinds)
-        self._expected *= keep
-        self._expected += np.bincount(sources, claimed, kinds)
-        worse = _log_ratio(self.HOSTILE * believed, believed, accepted)
-        better = _log_ratio(claimed, believed, accepted)
-        self._worse = np.maximum(self._worse + np.bincount(sources, worse, kinds), 0.0)
-        self._better = np.maximum(self._better + np.bincount(sources, better, kinds), 0.0)
-        proved = set(sources[accepted])
-        for source in self._probed & set(np.flatnonzero(count)):
-            failures = self._failures[source] + (-1 if source in proved else 1)
-            self._failures[source] = min(max(failures, 0), self.MAX_FAILURES)
-            self._probed.remove(source)
-        bad, good = self._worse > self.ALARM, self._better > self.ALARM
-        self.alarms += bad
-        self._accepted[bad | good] = self._expected[good] = 0.0
-        self._expected[bad] = self.DISTRUST
-        self._worse[bad | good] = self._better[bad | good] = 0.0
-        self.factor = np.minimum(1.0, (self._accepted + self.PRIOR) / (self._expected + self.PRIOR))
-
-
-def _log_ratio(p: Floats, than: Floats, accepted: NDArray[np.bool_]) -> Floats:
-    """How much outcomes speak for one probability rather than for another."""
-    ratio: Floats = np.log(np.where(accepted, p / than, (1 - p) / (1 - than)))
-    return ratio
+        if self._probed:
+            proved = set(sources[accepted])
+            for source in self._probed & set(sources.tolist()):
+                failures = self._failures[source] + (-1 if source in proved else 1)
+                self._failures[source] = min(max(failures, 0), self.MAX_FAILURES)
+                self._probed.remove(source)
+        judge(sources, claimed, accepted, self._state, self.factor, self.alarms, self._OPTIONS)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from deepseek_flash.dspark import controller, policy
 from deepseek_flash.dspark.controller import (
     Batch,
     Controller,
@@ -27,7 +28,7 @@ from deepseek_flash.dspark.cost import Sample, StepCost
 from deepseek_flash.dspark.decision_log import DecisionLog
 from deepseek_flash.dspark.drafts import Draft, Source
 from deepseek_flash.dspark.paths import Path, PathAccounting, path_of
-from deepseek_flash.dspark.policy import DraftRequest, Policy, warm_up
+from deepseek_flash.dspark.policy import DraftRequest, Policy
 from deepseek_flash.worker.requests import MOST_RECORDS, Requests, RequestState
 
 logger = logging.getLogger(__name__)
@@ -82,7 +83,8 @@ class SparkProposer:
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """Called by vLLM once the model is loaded: nothing of ours may compile later."""
-        warm_up()
+        policy.warm_up()
+        controller.warm_up()
 
     def start(self, samples: Sequence[Sample]) -> None:
         """Before the first request: steps were measured, if this engine lets us."""
