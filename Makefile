@@ -101,9 +101,10 @@ DSPARK_train := dspark_train
 DSPARK_replay := dspark_replay
 DSPARK_mixed := dspark_served --model $(MODEL) --part mixed
 DSPARK_novel := dspark_served --model $(MODEL) --part novel
+DSPARK_hostile := dspark_hostile --model $(MODEL)
 DSPARK_repeats := dspark_served --model $(MODEL) --part repeats
 bench-dspark: PART ?= mixed novel repeats
-bench-dspark: setup ## what DSpark gives and costs, served; PART=trace|train|replay|mixed|novel|repeats
+bench-dspark: setup ## what DSpark gives and costs, served; PART=trace|train|replay|mixed|novel|hostile|repeats
 	@$(call run_parts,DSPARK)
 
 clean: ## remove what set-up made

@@ -60,6 +60,9 @@ SUCCESSES = Metric(
 )
 RUNNING = Metric("vllm:num_requests_running", Kind.GAUGE, "Requests in the engine's batch")
 WAITING = Metric("vllm:num_requests_waiting", Kind.GAUGE, "Requests waiting in the engine")
+PREEMPTIONS = Metric(
+    "vllm:num_preemptions_total", Kind.COUNTER, "Requests put off for want of KV cache"
+)
 
 ERRORS = Metric(
     "deepseek_flash_errors_total", Kind.COUNTER, "Requests that failed, by stage and reason"
@@ -190,8 +193,8 @@ CACHE_METRICS = (
 )  # fmt: skip
 DECODER_METRICS = (
     FIRST_TOKEN, INTER_TOKEN, END_TO_END, PROMPT_TOKENS, GENERATION_TOKENS, SUCCESSES, RUNNING,
-    WAITING, ERRORS, CANCELLED, ENGINE_RUNS, CONFIG_INFO, P95_FIRST_TOKEN, TOKENS_PER_SECOND,
-    HEARTBEAT, PATH_TOKENS, REPLAYS, COALESCED, REFERENCES, FEEDBACK_DROPPED,
+    WAITING, PREEMPTIONS, ERRORS, CANCELLED, ENGINE_RUNS, CONFIG_INFO, P95_FIRST_TOKEN,
+    TOKENS_PER_SECOND, HEARTBEAT, PATH_TOKENS, REPLAYS, COALESCED, REFERENCES, FEEDBACK_DROPPED,
     PASSES, DRAFTS_PROPOSED, DRAFTS_ACCEPTED, BURST_TOKENS, BURSTS_PER_SECOND, STEPS, STEP_SECONDS,
     DECISION_SECONDS, COST_ERROR, *SIGNALS,
 )  # fmt: skip

@@ -17,7 +17,8 @@ from loadtest.bench.dspark_served_sides import OURS, PLAIN, WATCHED, Gains
 from loadtest.bench.dspark_trace import Record
 from loadtest.bench.report import spread
 
-ALL, ORACLE = "all", "oracle"
+# Tokens/s of the whole round; and of a request: no batch is full while the last ones end.
+ALL, EACH, ORACLE = "all", "each", "oracle"
 Asked = Sequence[tuple[str, str]]  # kind and prompt, in the order of the stream
 
 
@@ -49,10 +50,11 @@ class Pair:
     best: Mapping[str, float]  # the oracle's speed against plain, by kind; may be empty
 
     def rates(self, side: str) -> dict[str, float]:
-        """Tokens/s of all requests together, and tokens a second of a request by kind."""
+        """Tokens/s of all requests together, and tokens a second of a request, also by kind."""
         legs = self.plays[side].measured
         kinds = [kind for kind, _ in self.asked]
-        return {ALL: joined(legs).rate, **rates_by_kind(kinds, legs)}
+        each = rates_by_kind([EACH] * len(kinds), legs)
+        return {ALL: joined(legs).rate, **each, **rates_by_kind(kinds, legs)}
 
     def speeds(self, side: str) -> Mapping[str, float]:
         """Against plain, by kind."""
@@ -61,10 +63,10 @@ class Pair:
         plain = self.rates(PLAIN)
         return {scope: rate / plain[scope] for scope, rate in self.rates(side).items()}
 
-    def gain(self, side: str) -> float:
-        """The share of what the oracle gains."""
+    def gain(self, side: str, scope: str = EACH) -> float:
+        """The share of what the oracle gains, whose steps are counted for each request alone."""
         best = self.best[ALL] - 1.0
-        return (self.speeds(side)[ALL] - 1.0) / best if best > 0.0 else 0.0
+        return (self.speeds(side)[scope] - 1.0) / best if best > 0.0 else 0.0
 
     def different(self, side: str) -> list[tuple[str, int]]:
         """Prompts that were not answered as by plain, and from which token on."""
@@ -133,7 +135,9 @@ def oracle_speeds(
         near = [(other, 1.0) for other in seen[it.kind][-REFERENCES:][::-1]]
         tallies[it.kind].add(oracle(it, near, budget))
         seen[it.kind].append(it)
-    return {kind: tally.speed(cost) for kind, tally in ((ALL, overall(tallies)), *tallies.items())}
+    total = overall(tallies)
+    named = ((ALL, total), (EACH, total), *tallies.items())
+    return {kind: tally.speed(cost) for kind, tally in named}
 
 
 # -- what is shown ---------------------------------------------------------------------------
@@ -156,8 +160,9 @@ def table(pairs: Sequence[Pair]) -> str:
             lines.append(f"  {side:12} {scope:10} {rate:>8}  {speed}".rstrip())
     if pairs[0].best:
         for side in sides[1:]:
-            share = spread([pair.gain(side) for pair in pairs])
-            lines.append(f"  {side}: share of the oracle's gain {share}")
+            for scope in (EACH, ALL):
+                share = spread([pair.gain(side, scope) for pair in pairs])
+                lines.append(f"  {side}: share of the oracle's gain, {scope}: {share}")
         lines.append(
             f"  oracle: copies from the last {REFERENCES} outputs of the kind that come earlier in"
             " the stream, even if they still run, and as far as they are right"

@@ -6,6 +6,7 @@ The controller of thresholds drafts more than pays, so that much is verified.
 import gzip
 import json
 import random
+from collections import Counter
 
 import pytest
 from deepseek_flash.config import DecoderConfig
@@ -19,6 +20,7 @@ from tests.integration.tenant import TOKENS
 
 MAX_MODEL_LEN = 2048
 WRONG = 7
+SAMPLES = 400
 GREEDY = {"temperature": 0.0, "max_tokens": TOKENS}
 BORDERS = {
     **{f"max_tokens {n}": {"max_tokens": n} for n in (1, 2, 3, 17, 18)},
@@ -129,6 +131,36 @@ def test_seeds_min_p_and_logit_bias_beside_drafts_of_others(dspark, reference, p
     proposed = drain(dspark)["proposed"]
     assert bool(proposed) == ("seed" not in values)
     assert dspark.run(prompts[:1], sampling(), 1)[0].token_ids == greedy[0].token_ids
+
+
+def test_drafts_do_not_change_what_is_likely(dspark, reference, prompts):
+    """Sampled without a seed: the same distribution of tokens with drafts and without."""
+    asked, values = [prompts[0]] * SAMPLES, sampling(temperature=1.0, top_k=8, max_tokens=4)
+    greedy = dspark.run(prompts[:1], sampling(max_tokens=8), 1)[0].token_ids
+    drain(dspark)
+    plain = dspark.run(asked, values, 16)
+    assert not drain(dspark)["proposed"].get("chain")
+    guided = dspark.run(asked, values, 16, [greedy] * SAMPLES)
+    told = drain(dspark)
+    proposed, accepted = (sum(told[what]["chain"]) for what in ("proposed", "accepted"))
+    assert 0 < accepted < proposed, "some are taken, some are not"
+    for place in (1, 2, 3):
+        counts = [Counter(run.token_ids[place] for run in runs) for runs in (plain, guided)]
+        assert two_samples_differ(*counts) < 5.0, f"token {place}: {counts}"
+
+
+def two_samples_differ(one, other):
+    """Pearson's chi square of two equally large samples, in deviations from its mean.
+
+    Tokens that are too rare for it count together.
+    """
+    rare = [token for token in one | other if one[token] + other[token] < 10]
+    common = (one | other).keys() - set(rare)
+    pairs = [(one[token], other[token]) for token in common]
+    pairs.append((sum(one[token] for token in rare), sum(other[token] for token in rare)))
+    square = sum((a - b) ** 2 / (a + b) for a, b in pairs if a + b)
+    freedom = max(1, len(pairs) - 1)
+    return (square - freedom) / (2 * freedom) ** 0.5
 
 
 def test_a_profile_shows_a_range_for_each_burst(dspark, traces):

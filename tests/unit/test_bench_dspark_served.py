@@ -181,14 +181,21 @@ ASKED = [("a", "one"), ("b", "two")]
 def test_a_pair_against_plain():
     plain = play(leg(reply([1, 2]), reply([3, 4]), seconds=4.0))
     ours = play(leg(reply([1, 2], 0.5), reply([3, 5, 6]), seconds=2.0))
-    pair = Pair(ASKED, {"plain": plain, "ours": ours}, {"all": 4.0, "a": 2.0, "b": 6.0})
-    assert pair.rates("plain") == {"all": 1.0, "a": 2.0, "b": 2.0}
-    assert pair.speeds("ours") == {"all": 2.5, "a": 2.0, "b": 1.5}
+    pair = Pair(
+        ASKED, {"plain": plain, "ours": ours}, {"all": 4.0, "each": 4.0, "a": 2.0, "b": 6.0}
+    )
+    assert pair.rates("plain") == {"all": 1.0, "each": 2.0, "a": 2.0, "b": 2.0}
+    speeds = pair.speeds("ours")
+    assert speeds == {"all": 2.5, "each": pytest.approx(5 / 1.5 / 2), "a": 2.0, "b": 1.5}
     assert pair.speeds("oracle")["b"] == 6.0
-    assert (pair.gain("plain"), pair.gain("ours")) == (0.0, 0.5)
+    assert (pair.gain("plain"), pair.gain("ours", "all")) == (0.0, 0.5)
+    assert pair.gain("ours") == pytest.approx((speeds["each"] - 1) / 3)
     assert pair.different("ours") == [("two", 1)] and pair.different("plain") == []
     shown = table([pair, pair])
-    assert "ours: share of the oracle's gain 0.500" in shown and "2.500 (2.500 to 2.500)" in shown
+    assert (
+        "ours: share of the oracle's gain, all: 0.500" in shown
+        and "2.500 (2.500 to 2.500)" in shown
+    )
 
 
 def test_nothing_can_be_gained_where_the_oracle_gains_nothing():
@@ -216,7 +223,7 @@ def test_the_oracle_copies_from_the_same_kind_and_from_before():
     first, same = bare_record("a", [1, 2], text), bare_record("a", [3], text)
     other = bare_record("b", [4], text)
     alone = oracle_speeds([first], [], 0.1, 20)
-    assert alone == {"all": 1.0, "a": 1.0}
+    assert alone == {"all": 1.0, "each": 1.0, "a": 1.0}
     found = oracle_speeds([first, other, same], [], 0.1, 20)
     copied = 19 / (2 + 0.1 * 17)  # 16 and one, then the last two
     assert found["b"] == 1.0 and found["a"] == pytest.approx(38 / (19 + 19 / copied))

@@ -111,6 +111,11 @@ class Engine:
         """Rises while the engine works."""
         return self._stats.steps
 
+    @property
+    def preemptions(self) -> int:
+        """So far: requests that lost their KV cache to others, and are computed anew."""
+        return self._stats.preemptions
+
     def close(self) -> None:
         """Stop the engine's processes, by force after a while, and the loop."""
         self._llm.shutdown(timeout=STOP_SECONDS)
@@ -124,6 +129,7 @@ class EngineStats:
     running = 0
     waiting = 0
     steps = 0
+    preemptions = 0
 
 
 def start_engine(
@@ -208,6 +214,8 @@ def _stat_logger(stats: EngineStats) -> Any:
             if scheduler_stats is not None:
                 stats.running = scheduler_stats.num_running_reqs
                 stats.waiting = scheduler_stats.num_waiting_reqs
+            if iteration_stats is not None:
+                stats.preemptions += iteration_stats.num_preempted_reqs
 
         def log_engine_initialized(self) -> None:
             pass

@@ -50,7 +50,7 @@ class DecoderService:
         self._recorder = recorder
         self._first_tokens, self._tokens = metrics.Rolling(), metrics.Rolling()
         self._sender = Sender()
-        self._steps_seen = 0
+        self._steps_seen = self._preemptions_seen = 0
         self._sessions: set[Session] = set()
         self._by_cancel_key: dict[str, Session] = {}
         # Cancels that came before their request (another connection): key -> when.
@@ -90,6 +90,9 @@ class DecoderService:
                 # While it waits for a long step, the counts come with the next round.
                 with suppress(TimeoutError):
                     self._engine.run(self._reports.refresh()).result(REPORT_SECONDS)
+            preemptions = self._engine.preemptions
+            self._recorder.count(metrics.PREEMPTIONS, preemptions - self._preemptions_seen)
+            self._preemptions_seen = preemptions
         if self._reports is not None:
             self._reports.set_gauges()
         running, waiting = self._engine.load

@@ -29,6 +29,7 @@ from deepseek_flash.dspark.decision_log import DecisionLog
 from deepseek_flash.dspark.drafts import Draft, Source
 from deepseek_flash.dspark.paths import Path, PathAccounting, path_of
 from deepseek_flash.dspark.policy import DraftRequest, Policy
+from deepseek_flash.dspark.rest import Rest
 from deepseek_flash.worker.requests import MOST_RECORDS, Requests, RequestState
 
 logger = logging.getLogger(__name__)
@@ -69,6 +70,8 @@ class SparkProposer:
         self._max_model_len: int = vllm_config.model_config.max_model_len
         self._policy = self.make_policy()
         self._controller = self.make_controller()
+        self._rest = Rest()
+        self._looked = False  # for the drafts of the pass that runs
         self._log = DecisionLog()
         self._records: deque[dict[str, Any]] = deque(maxlen=MOST_RECORDS)
         self._steps = 0
@@ -128,7 +131,12 @@ class SparkProposer:
             row for row, state in enumerate(states)
             if state is not None and step.token_ids[row] and not state.ended
         ]  # fmt: skip
-        found = self._decide(step, states, running, signals) if running else [[] for _ in states]
+        found: list[list[int]] = [[] for _ in states]
+        self._looked = bool(running) and self._looks()
+        if self._looked:
+            begin = time.perf_counter()
+            found = self._decide(step, states, running, signals)
+            self._rest.looked(time.perf_counter() - begin)
         self._steps += 1
         self._step_seconds += step.seconds
         self._decision_seconds += time.perf_counter() - step.done
@@ -162,6 +170,15 @@ class SparkProposer:
                 rows = len(contexts) + sum(lengths)
                 self.cost.observe(len(contexts), rows, context, step.seconds)
             self._controller.verified(drafts, lengths, accepted, context)
+            if self._looked and self.cost.measured:
+                rows = len(contexts) + sum(lengths)
+                plain, with_drafts = self.cost.step(len(contexts), rows, context)
+                worth = sum(accepted) * plain / len(contexts)
+                self._rest.saved(worth - (with_drafts - plain))
+
+    def _looks(self) -> bool:
+        """Whether it is worth the time to look for drafts."""
+        return self._rest.looks()
 
     def _note_savings(self, step: Step, state: RequestState, length: int, accepted: int) -> None:
         """What a draft brought, in seconds of the engine, to the source that led it."""
@@ -229,6 +246,8 @@ class SparkProposer:
     def add(self, state: RequestState) -> None:
         """A request's first step."""
         self.requests.add(state)
+        if state.wishes.chain:
+            self._rest.wake()
 
     def remove(self, request_id: str) -> None:
         """A request is gone: it ended, was aborted or failed."""
@@ -281,6 +300,9 @@ class ThresholdProposer(SparkProposer):
 
     def make_controller(self) -> LengthController:
         return ThresholdController(max_draft_tokens=self.max_draft_tokens)
+
+    def _looks(self) -> bool:
+        return True
 
 
 def _by_source(counts: Counter[tuple[Source, int]]) -> dict[str, list[int]]:
