@@ -43,7 +43,7 @@ def side_flags(name: str) -> list[str]:
     elif name == PLAIN:
         return [*FLAGS, *WITHOUT]
     elif name == OURS:
-        return [*FLAGS, "--enable-dspark", "--enable-dflash", "--dflash-semantic", "on"]
+        return [*FLAGS, "--enable-dspark", "--enable-dflash"]
     else:
         raise ValueError(f"there is no side {name!r}")
     args = {**json.loads(FLAGS[1]), "speculative_config": speculation}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-PACE = 0.03  # of the running means, a step in which drafts were looked for
-EVERY = 8  # steps: how often they still are while it does not pay
-WAKING = 1.5  # times the cost that they must bring then, so that it does not flap
+# Of the running means, in a step in which drafts were looked for. What a step saves is mostly noise:
+# to rest by chance where drafts do pay loses more than to look on for a while where they do not.
+PACE, RESTING_PACE = 0.01, 0.03
+EVERY = 4  # steps: how often they are still looked for while it does not pay
 
 
 class Rest:
@@ -23,15 +24,19 @@ class Rest:
 
     def looked(self, took: float) -> None:
         """It took so many seconds to look."""
-        self._took += PACE * (took - self._took) if self._took else took
+        self._took += self._pace * (took - self._took) if self._took else took
 
     def saved(self, seconds: float) -> None:
         """What became of it: seconds of the engine that were saved, less than nothing where the
         drafts were wrong."""
         if self._saved is None:
-            self._saved = 2.0 * WAKING * self._took  # time to prove itself
-        self._saved += PACE * (seconds - self._saved)
-        self.resting = self._saved < self._took * (WAKING if self.resting else 1.0)
+            self._saved = 2.0 * self._took  # time to prove itself
+        self._saved += self._pace * (seconds - self._saved)
+        self.resting = self._saved < self._took
+
+    @property
+    def _pace(self) -> float:
+        return RESTING_PACE if self.resting else PACE
 
     def wake(self) -> None:
         """Something new is known that may be worth much."""
