@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-# Of the running means, in a step in which drafts were looked for. What a step saves is mostly noise:
-# to rest by chance where drafts do pay loses more than to look on for a while where they do not.
+# Of the running means, in a step in which drafts were looked for. What a step saves is mostly
+# noise: to rest by chance where drafts pay loses more than to look on where they do not.
 PACE, RESTING_PACE = 0.01, 0.03
 EVERY = 4  # steps: how often they are still looked for while it does not pay
 
