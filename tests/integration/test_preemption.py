@@ -10,8 +10,7 @@ from loadtest.bench.prompts import PROMPTS
 from tests.integration.conftest import MODEL
 from tests.integration.test_dspark_engine import drain, spoiled
 
-BLOCK = 32  # tokens
-BLOCKS = 24  # a third of what eight such requests need
+BLOCK, BLOCKS = 16, 48  # tokens; half of what eight such requests need
 LENGTH, CONCURRENCY = 160, 8
 SAMPLING = Sampling(temperature=0.0, max_tokens=LENGTH, ignore_eos=True)
 
