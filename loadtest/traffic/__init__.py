@@ -1,0 +1,1 @@
+"""Traffic for `make loadtest`: made prompts and traces, and the operator's own log."""
