@@ -161,28 +161,31 @@ def agreeing(draft: Sequence[int], truth: Sequence[int]) -> int:
 # -- who decides -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Always:
-    """So many, as far as they are there."""
-
-    length: int
+class _Simple:
+    """What those need that neither look at costs nor learn."""
 
     def least_chance(self, requests: int, context: float) -> float:
         return LEAST
-
-    def decide(self, drafts: Drafts, batch: Batch) -> list[int]:
-        return [min(len(it.token_ids), self.length) if it else 0 for it in drafts]
 
     def verified(self, *_: Any) -> None:
         pass
 
 
 @dataclass(frozen=True)
-class Sure(Always):
+class Always(_Simple):
+    """So many, as far as they are there."""
+
+    length: int
+
+    def decide(self, drafts: Drafts, batch: Batch) -> list[int]:
+        return [min(len(it.token_ids), self.length) if it else 0 for it in drafts]
+
+
+@dataclass(frozen=True)
+class Sure(_Simple):
     """While the product of the drafter's own probabilities is at least this."""
 
-    length: int = kernels.LONGEST * 2
-    least: float = 0.0
+    least: float
 
     def decide(self, drafts: Drafts, batch: Batch) -> list[int]:
         return [

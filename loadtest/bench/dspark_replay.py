@@ -228,32 +228,10 @@ class Replay:
 
 
 def oracle(record: Record, near: Neighbours, budget: int) -> Tally:
-    """The best place to copy from, exactly as far as it is right; never from nowhere."""
-    places: dict[int, list[tuple[Sequence[int], int]]] = defaultdict(list)
-
-    def see(text: Sequence[int], begin: int, end: int) -> None:
-        for place in range(begin, end):
-            places[text[place]].append((text, place + 1))
-
-    own = [*record.prompt.tolist(), *record.output.tolist()]
-    begin = len(record.prompt)
-    for other, _ in near:
-        text = [own[begin - 1], *other.output.tolist()]
-        see(text, 0, len(text) - 1)
-    see(own, 0, begin)
-    tally, place = Tally(), begin + 1
-    while place < len(own):
-        most = min(LONGEST, budget - (place - begin) - 1)
-        # Only what is already there may be copied, but a copy may run on into itself.
-        rows = max(
-            (agreeing(text[at : at + most], own[place:]) for text, at in places[own[place - 1]]),
-            default=0,
-        )
-        end = min(place + rows + 1, len(own))
-        tally.add(Tally(end - place, 1, min(rows, end - place)))
-        see(own, place - 1, end - 1)
-        place = end
-    return tally
+    """What the oracle makes of one request by itself."""
+    replay = Replay(ORACLE, linear(1, 0.0), 1)
+    replay.run(iter([Running(record, near, budget)]))
+    return replay.tallies[record.kind]
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,10 +108,10 @@ def row_cost(concurrency: int, measured: Mapping[int, float] = ROW_COSTS) -> flo
 
 def bare_record(kind: str, prompt: Sequence[int], output: Sequence[int]) -> Record:
     """All of a record that the oracle looks at."""
-    nothing = np.zeros(0, np.float32)
+    unknown = np.full(len(output), np.nan, np.float32)
     return Record(
-        kind, np.array(prompt, np.int32), np.array(output, np.int32), nothing, nothing, nothing,
-        nothing, np.zeros((0, 0), np.int32), np.zeros((0, 0), np.float16), nothing,
+        kind, np.array(prompt, np.int32), np.array(output, np.int32), unknown, unknown, unknown,
+        unknown, np.zeros((0, 0), np.int32), np.zeros((0, 0), np.float16), unknown,
     )  # fmt: skip
 
 

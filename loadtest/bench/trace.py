@@ -21,6 +21,8 @@ from typing import Any
 from deepseek_flash.contract import InvalidField
 from deepseek_flash.dspark.prompt import parse_messages
 
+from loadtest.jsonl import field_value, read_lines
+
 
 @dataclass(frozen=True, slots=True)
 class Event:
@@ -225,29 +227,20 @@ def read_jsonl(path: Path) -> list[Event]:
     """
     turns: Counter[tuple[str, str]] = Counter()
     events = []
-    for number, raw in enumerate(path.read_bytes().split(b"\n"), 1):
-        if not raw.strip():
-            continue
-        try:
-            event = _event(raw)
-        except InvalidField as error:
-            raise TraceError(f"{path}, line {number}: {error}") from None
+    for event in read_lines(path, _event, TraceError):
         session = event.tenant, event.session
         events.append(replace(event, turn=turns[session] if event.session else 0))
         turns[session] += 1
     return events
 
 
-def _event(raw: bytes) -> Event:
+def _event(line: dict[str, Any]) -> Event:
     """Raises InvalidField."""
-    try:
-        line = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise InvalidField("line", f"not valid JSON ({error})") from None
-    if not isinstance(line, dict):
-        raise InvalidField("line", "must be a JSON object")
-    session, tenant = _value(line, "session", str) or "", _value(line, "tenant", str) or ""
-    text, history = _value(line, "text", str), None
+    session, tenant = (
+        field_value(line, "session", str) or "",
+        field_value(line, "tenant", str) or "",
+    )
+    text, history = field_value(line, "text", str), None
     if ("messages" in line) is (text is not None):
         raise InvalidField("text", "a line must have text or messages, and not both")
     if text is None:
@@ -258,21 +251,10 @@ def _event(raw: bytes) -> Event:
     if not text:
         raise InvalidField("messages" if history is not None else "text", "must not be empty")
     return Event(
-        text, session, 0, tenant, _value(line, "topic", str), _value(line, "is_switch", bool),
+        text, session, 0, tenant, field_value(line, "topic", str),
+        field_value(line, "is_switch", bool),
         None if history is None else tuple(history),
     )  # fmt: skip
-
-
-def _value(line: dict[str, Any], name: str, kind: type) -> Any:
-    """A field's value; null is absent."""
-    value = line.get(name)
-    if value is not None and type(value) is not kind:
-        raise InvalidField(name, f"must be {kind.__name__}, not {type(value).__name__}")
-    try:
-        str(value).encode()
-    except UnicodeEncodeError:
-        raise InvalidField(name, "must be valid Unicode") from None
-    return value
 
 
 def main() -> None:

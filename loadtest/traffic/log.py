@@ -22,6 +22,7 @@ from typing import Any
 from deepseek_flash.contract import InvalidField
 from deepseek_flash.dspark.prompt import parse_messages
 
+from loadtest.jsonl import field_value, read_lines
 from loadtest.traffic.trace import Entry
 
 
@@ -42,70 +43,59 @@ def read_log(path: Path) -> list[Entry]:
         LogError: naming the first line that is wrong, or the file if it has no request.
         OSError: the file cannot be read.
     """
-    entries: list[Entry] = []
-    first: _Moment | None = None
-    last: _Moment | None = None
-    for number, raw in enumerate(path.read_bytes().split(b"\n"), 1):
-        if not raw.strip():
-            continue
-        try:
-            line = _object(raw)
-            entry, moment = _entry(line), _moment(line)
-            if entries:
-                _check_order(last, moment)
-        except InvalidField as error:
-            raise LogError(f"{path}, line {number}: {error}") from None
-        first, last = first or moment, moment
-        at = round(moment.seconds - first.seconds, 6) if first and moment else None
-        entries.append(replace(entry, at=at))
+    times = _Times()
+    entries = list(
+        read_lines(path, lambda line: replace(_entry(line), at=times.take(_moment(line))), LogError)
+    )
     if not entries:
         raise LogError(f"{path}: no request in it")
     return entries
 
 
-def _object(raw: bytes) -> dict[str, Any]:
-    try:
-        line = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise InvalidField("line", f"not valid JSON ({error})") from None
-    if not isinstance(line, dict):
-        raise InvalidField("line", "must be a JSON object")
-    return line
+class _Times:
+    """Moments in the order of a log, relative to the first."""
+
+    def __init__(self) -> None:
+        self._first: _Moment | None = None
+        self._last: _Moment | None = None
+        self._begun = False
+
+    def take(self, moment: _Moment | None) -> float | None:
+        """Seconds since the first.
+
+        Raises InvalidField: some lines have a time and some have none, or it has fallen.
+        """
+        if self._begun:
+            _check_order(self._last, moment)
+        else:
+            self._first, self._begun = moment, True
+        self._last = moment
+        if moment is None or self._first is None:
+            return None
+        return round(moment.seconds - self._first.seconds, 6)
 
 
 def _entry(line: dict[str, Any]) -> Entry:
-    text, chat = _value(line, "prompt", str), _value(line, "messages", list)
+    text, chat = field_value(line, "prompt", str), field_value(line, "messages", list)
     if (text is None) is (chat is None):
         raise InvalidField("prompt", "a line must have prompt or messages, and not both")
     if text == "":
         raise InvalidField("prompt", "must not be empty")
-    max_tokens = _value(line, "max_tokens", int)
+    max_tokens = field_value(line, "max_tokens", int)
     if max_tokens is not None and max_tokens < 1:
         raise InvalidField("max_tokens", f"must be at least 1, not {max_tokens}")
     return Entry(
         text=text,
         messages=None if chat is None else _messages(chat),
         max_tokens=max_tokens,
-        session_id=_value(line, "session_id", str),
-        cache_salt=_value(line, "cache_salt", str),
+        session_id=field_value(line, "session_id", str),
+        cache_salt=field_value(line, "cache_salt", str),
     )
 
 
 def _messages(chat: list[Any]) -> tuple[tuple[str, str], ...]:
     found = parse_messages(json.dumps(chat))
     return tuple((message["role"], message["content"]) for message in found)
-
-
-def _value(line: dict[str, Any], name: str, kind: type) -> Any:
-    value = line.get(name)
-    if value is not None and type(value) is not kind:
-        raise InvalidField(name, f"must be {kind.__name__}, not {type(value).__name__}")
-    if isinstance(value, str):
-        try:
-            value.encode()
-        except UnicodeEncodeError:
-            raise InvalidField(name, "must be valid Unicode") from None
-    return value
 
 
 def _moment(line: dict[str, Any]) -> _Moment | None:

@@ -12,6 +12,8 @@ from deepseek_flash.launcher import environment, keeper
 from deepseek_flash.launcher.environment import LaunchError, Triton, resolve_model, stub_environment
 from deepseek_flash.launcher.server import Endpoints, check_ports
 
+from loadtest.bench.served import free_ports
+
 SETTINGS = [setting for kind in config.CONFIGS.values() for setting in fields(kind)]
 SWITCHES = [setting for setting in SETTINGS if isinstance(setting.default, bool)]
 VALUES = {
@@ -148,14 +150,6 @@ def test_a_taken_port_is_named_before_anything_starts(capsys, taken):
 
 
 # -- ports -----------------------------------------------------------------------------------
-
-
-def free_ports(count):
-    servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [server.getsockname()[1] for server in servers]
-    for server in servers:
-        server.close()
-    return ports
 
 
 @pytest.mark.parametrize("place", ["HTTP_PORT", "GRPC_PORT", "METRICS_PORT"])

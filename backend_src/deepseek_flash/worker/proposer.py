@@ -166,12 +166,11 @@ class SparkProposer:
                 self._close(state)
         if contexts:
             context = sum(contexts) / len(contexts)
+            rows = len(contexts) + sum(lengths)
             if step.decodes_only and len(contexts) == len(states):
-                rows = len(contexts) + sum(lengths)
                 self.cost.observe(len(contexts), rows, context, step.seconds)
             self._controller.verified(drafts, lengths, accepted, context)
             if self._looked and self.cost.measured:
-                rows = len(contexts) + sum(lengths)
                 plain, with_drafts = self.cost.step(len(contexts), rows, context)
                 worth = sum(accepted) * plain / len(contexts)
                 self._rest.saved(worth - (with_drafts - plain))
