@@ -20,11 +20,12 @@ from deepseek_flash import metrics
 
 from clients.grpc_client import GrpcClient
 from clients.request import Answer, Request
-from loadtest.bench.dflash_sides import FLAGS, drained, flush, rise
+from loadtest.bench.dflash_sides import FLAGS, flush
 from loadtest.bench.dflash_traffic import KINDS, novel, templated
 from loadtest.bench.prompts import PROMPTS
 from loadtest.bench.report import write_report
-from loadtest.bench.served import Served, serving
+from loadtest.scrape import drained, rise
+from loadtest.served import Served, serving
 
 CONCURRENCIES = (1, 8)
 SIZES = {"tiny-deepseek": (200, 24)}  # model → prompts, tokens

@@ -25,20 +25,17 @@ from loadtest.bench.dflash_sides import (
     Leg,
     Side,
     Sides,
-    drained,
     flush,
-    hit_rate,
     in_turns,
     joined,
-    rise,
-    settled,
     side,
-    summed,
     verdict,
 )
 from loadtest.bench.dflash_traffic import KINDS, TEMPLATES_A_KIND, novel, templated
-from loadtest.bench.report import spread, write_report
-from loadtest.bench.served import exit_status
+from loadtest.bench.report import write_report
+from loadtest.numbers import spread
+from loadtest.scrape import drained, hit_rate, rise, settled, summed
+from loadtest.served import exit_status
 
 TOKENS = 96
 ROUNDS, REPEATED_FILLINGS, NEAR_FILLINGS = 3, 2, 8  # of each template

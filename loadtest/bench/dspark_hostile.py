@@ -21,7 +21,8 @@ from deepseek_flash.worker.arguments import dspark_arguments
 
 from loadtest.bench.dspark_prompts import KINDS
 from loadtest.bench.engine import PlainEngine, Run
-from loadtest.bench.report import spread, write_report
+from loadtest.bench.report import write_report
+from loadtest.numbers import spread
 
 TOKENS, MODEL_LENGTH = 96, 2048
 LEAST = 0.97

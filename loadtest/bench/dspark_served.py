@@ -51,7 +51,7 @@ from loadtest.bench.dspark_served_sides import (
 )
 from loadtest.bench.dspark_trace import Record
 from loadtest.bench.report import write_report
-from loadtest.bench.served import exit_status
+from loadtest.served import exit_status
 
 TOKENS, MODEL_LENGTH = 96, 2048
 CONCURRENCIES, PAIRS, PROMPTS = (1, 4, 16), 3, 6

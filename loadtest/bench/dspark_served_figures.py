@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 from deepseek_flash import metrics
 
-from loadtest.bench.dflash_sides import Leg, joined, summed
+from loadtest.bench.dflash_sides import Leg, joined
 from loadtest.bench.dspark_replay import REFERENCES, ROW_COSTS, Tally, oracle, overall
 from loadtest.bench.dspark_served_sides import OURS, PLAIN, WATCHED, Gains
 from loadtest.bench.dspark_trace import Record
-from loadtest.bench.report import spread
+from loadtest.numbers import spread
+from loadtest.scrape import summed
 
 # Tokens/s of the whole round; and of a request: no batch is full while the last ones end.
 ALL, EACH, ORACLE = "all", "each", "oracle"

@@ -9,7 +9,8 @@ from typing import Any
 
 from deepseek_flash import metrics
 
-from loadtest.bench.dflash_sides import FLAGS, Leg, Side, drained, rise, settled, side
+from loadtest.bench.dflash_sides import FLAGS, Leg, Side, side
+from loadtest.scrape import drained, rise, settled
 
 PLAIN, OURS = "plain", "ours"
 SUFFIX, SUFFIX_TOKENS, SUFFIX_LEAST = "suffix", 16, 0.1  # the last is vLLM's default

@@ -24,8 +24,9 @@ from deepseek_flash.launcher.environment import resolve_model
 from clients.request import MODEL
 from loadtest.bench.engine import PlainEngine, Run
 from loadtest.bench.prompts import PROMPTS
-from loadtest.bench.report import spread, write_report
-from loadtest.bench.served import serving
+from loadtest.bench.report import write_report
+from loadtest.numbers import spread
+from loadtest.served import serving
 
 MODEL_LENGTH = 2048
 # An engine that was idle while the other worked is slower at first; that is not the ensemble's.

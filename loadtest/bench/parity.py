@@ -22,7 +22,7 @@ from clients.request import Answer, Request
 from loadtest.bench.engine import PlainEngine, Run
 from loadtest.bench.prompts import PROMPTS
 from loadtest.bench.report import write_report
-from loadtest.bench.served import Served, serving
+from loadtest.served import Served, serving
 
 CONCURRENCIES = (1, 8)
 ENGINE_ARGS: dict[str, Any] = {"max_model_len": 2048}

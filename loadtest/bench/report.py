@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import platform
-import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,3 @@ def write_report(target: str, figures: Mapping[str, Any]) -> Path:
             "machine": platform.machine()}  # fmt: skip
     path.write_text(json.dumps({**head, **figures}, indent=2, ensure_ascii=False) + "\n")
     return path
-
-
-def spread(values: Sequence[float]) -> str:
-    """Median with minimum and maximum: one figure of a noisy machine says nothing."""
-    return f"{statistics.median(values):.3f} ({min(values):.3f} to {max(values):.3f})"

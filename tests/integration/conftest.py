@@ -11,7 +11,7 @@ from deepseek_flash.launcher.environment import resolve_model
 
 from loadtest.bench.engine import PlainEngine, Run
 from loadtest.bench.prompts import PROMPTS
-from loadtest.bench.served import Served, serving
+from loadtest.served import Served, serving
 from tests.integration.tenant import TOKENS, Cache, EngineRuns, Tenant
 
 MODEL = "tiny-deepseek"

@@ -18,7 +18,7 @@ from deepseek_flash.triton_io import seal, unseal
 from clients.grpc_client import GrpcClient
 from clients.http_client import HttpClient
 from clients.request import Answer, Request
-from loadtest.bench.served import Served
+from loadtest.served import Served
 from tests.integration.raw import infer, settled, wait_for
 from tests.unit.fakes import make_plan
 

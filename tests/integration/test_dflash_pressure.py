@@ -5,7 +5,7 @@ from deepseek_flash.contract import LookupResult
 
 from loadtest.bench.parity import differences
 from loadtest.bench.prompts import PROMPTS
-from loadtest.bench.served import serving
+from loadtest.served import serving
 from tests.integration.conftest import MODEL
 from tests.integration.raw import metric, settled, wait_for
 from tests.integration.tenant import Cache, EngineRuns, Tenant, in_company

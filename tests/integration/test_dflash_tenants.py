@@ -15,7 +15,7 @@ from deepseek_flash.triton_io import seal
 
 from clients.grpc_client import GrpcClient
 from clients.request import GenerationError, new_cancel_token
-from loadtest.bench.served import ROOT, free_ports
+from loadtest.served import ROOT, free_ports
 from tests.integration.raw import infer
 from tests.integration.tenant import http_port, in_company
 

@@ -14,7 +14,7 @@ import pytest
 from clients.grpc_client import GrpcClient
 from clients.http_client import HttpClient
 from clients.request import Answer, GenerationError, Request, new_cancel_token
-from loadtest.bench.served import ROOT
+from loadtest.served import ROOT
 from tests.integration.raw import Stream, generate, infer, metric, settled, wait_for, wait_idle
 
 ENDLESS = {"temperature": 0, "max_tokens": 1900, "ignore_eos": True}

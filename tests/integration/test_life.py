@@ -15,7 +15,7 @@ import pytest
 from clients.cli import main as command
 from clients.grpc_client import GrpcClient
 from clients.request import GenerationError, Request, new_cancel_token
-from loadtest.bench.served import ROOT, free_ports, start, stop, wait_ready
+from loadtest.served import ROOT, free_ports, start, stop, wait_ready
 from tests.integration.conftest import MODEL
 from tests.integration.raw import metric, wait_for, wait_idle
 

@@ -12,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clients.request import GenerationError
-from loadtest.bench import dflash_sides
+from loadtest import scrape
 from loadtest.bench.dflash_parity import parity_prompts, pressed_order
-from loadtest.bench.dflash_sides import hit_rate, quantile, rise, summed
 from loadtest.bench.dflash_traffic import KINDS, Client, chat_request, novel, templated
 from loadtest.bench.prompts import PROMPTS
+from loadtest.numbers import quantile
+from loadtest.scrape import hit_rate, rise, summed
 
 # -- prompts ---------------------------------------------------------------------------------
 
@@ -153,8 +154,8 @@ def test_metrics_are_read_by_name_and_label(monkeypatch):
         reply = SimpleNamespace(text=EXPOSITION)
         return SimpleNamespace(raise_for_status=lambda: reply)
 
-    monkeypatch.setattr(dflash_sides.httpx, "get", get)
-    assert dflash_sides.read_metrics("http://x") == {
+    monkeypatch.setattr(scrape.httpx, "get", get)
+    assert scrape.read_metrics("http://x") == {
         "dflash_lookups_total": {"exact": 3, "miss": 5},
         "dflash_encoder_seconds_sum": {"": 0.25},
         "dflash_lookup_seconds_bucket": {"+Inf": 1e6},
@@ -164,7 +165,7 @@ def test_metrics_are_read_by_name_and_label(monkeypatch):
 
 
 def beats(*counts, **more):
-    stages = dict(zip(dflash_sides.STAGES, counts))
+    stages = dict(zip(scrape.STAGES, counts))
     return {"deepseek_flash_heartbeat_total": stages, **more}
 
 
@@ -179,9 +180,9 @@ def publish(monkeypatch):
             now[0] += 1.0
             return waiting.pop(0) if len(waiting) > 1 else waiting[0]
 
-        monkeypatch.setattr(dflash_sides, "read_metrics", read)
+        monkeypatch.setattr(scrape, "read_metrics", read)
         clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: None)
-        monkeypatch.setattr(dflash_sides, "time", clock)
+        monkeypatch.setattr(scrape, "time", clock)
         return waiting
 
     return publish
@@ -192,13 +193,13 @@ SERVED = SimpleNamespace(metrics="http://x", http="http://x:1", grpc="x:2")
 
 def test_metrics_have_settled_after_two_rounds_of_every_stage(publish):
     publish({}, beats(2, 2), beats(9, 1, 9), beats(9, 2, 9, last={"": 1}), beats(99, 99, 99))
-    assert dflash_sides.settled(SERVED)["last"] == {"": 1}
+    assert scrape.settled(SERVED)["last"] == {"": 1}
 
 
 def test_a_stage_that_does_not_publish_is_noticed(publish):
     publish(beats(1, 1, 1), beats(9, 9, 2))
     with pytest.raises(TimeoutError):
-        dflash_sides.settled(SERVED)
+        scrape.settled(SERVED)
 
 
 @pytest.mark.parametrize("name", ["dflash_encoder_seconds_count", "dflash_offers_total"])
@@ -206,7 +207,7 @@ def test_work_behind_the_answers_is_waited_for(publish, name):
     done = (1, 4, 6, 6)
     rounds = [beats(*[2 * n] * 3, **{name: {"": done[max(0, n - 1)]}}) for n in range(5)]
     publish(*(found for pair in itertools.pairwise(rounds) for found in pair))
-    assert dflash_sides.drained(SERVED)[name] == {"": 6}
+    assert scrape.drained(SERVED)[name] == {"": 6}
 
 
 def test_rises_and_rates():

@@ -8,7 +8,8 @@ from deepseek_flash.serve import parse_arguments
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.bench import dflash_sides, dspark_served, dspark_served_sides, served
+from loadtest import served
+from loadtest.bench import dflash_sides, dspark_served, dspark_served_sides
 from loadtest.bench.dflash_sides import Leg, in_turns
 from loadtest.bench.dflash_traffic import Reply
 from loadtest.bench.dspark_prompts import KINDS

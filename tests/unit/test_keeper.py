@@ -9,7 +9,7 @@ from deepseek_flash.launcher import keeper
 from deepseek_flash.launcher.keeper import RESTARTS, Launcher
 from deepseek_flash.serve import parse_arguments
 
-from loadtest.bench.served import free_ports
+from loadtest.served import free_ports
 
 
 class Patient(threading.Event):

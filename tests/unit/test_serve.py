@@ -12,7 +12,7 @@ from deepseek_flash.launcher import environment, keeper
 from deepseek_flash.launcher.environment import LaunchError, Triton, resolve_model, stub_environment
 from deepseek_flash.launcher.server import Endpoints, check_ports
 
-from loadtest.bench.served import free_ports
+from loadtest.served import free_ports
 
 SETTINGS = [setting for kind in config.CONFIGS.values() for setting in fields(kind)]
 SWITCHES = [setting for setting in SETTINGS if isinstance(setting.default, bool)]
