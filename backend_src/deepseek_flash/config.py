@@ -140,11 +140,50 @@ class DecoderConfig:
     )
 
 
+@dataclass(frozen=True)
+class GatewayConfig:
+    """Settings of the OpenAI- and Anthropic-compatible gateway, a process beside Triton."""
+
+    gateway_keys: str = _setting(
+        "", "API keys as name:sha256-of-the-key, separated by commas; see also gateway_keys_file"
+    )
+    gateway_keys_file: str = _setting(
+        "", "a file of API keys, one name:sha256-of-the-key a line; read again when it changes"
+    )
+    gateway_model_names: str = _setting(
+        "", "names of the served model, separated by commas; the first is told in answers"
+    )
+    gateway_model_aliases: str = _setting(
+        "claude-*,deepseek-*",
+        "further names that clients may ask for, * for any characters; none: no others",
+    )
+    gateway_tenant_limit: int = _setting(
+        0, "most requests in flight of one API key; 0 means no limit of its own", low=0, high=4096
+    )
+    gateway_max_body_mb: int = _setting(16, "most megabytes of a request's body", low=1, high=1024)
+    gateway_keep_alive_seconds: int = _setting(
+        15, "seconds of silence after which a stream gets a comment line", low=1, high=3600
+    )
+    gateway_tool_parser: str = _setting(
+        "auto", "vLLM's parser of tool calls by its name, auto (by the tokenizer) or none"
+    )
+    gateway_reasoning_parser: str = _setting(
+        "auto", "vLLM's parser of reasoning by its name, auto (by the tokenizer) or none"
+    )
+    gateway_volatile_lines: str = _setting(
+        "x-anthropic-billing-header",
+        "names of lines 'name: …' to leave out where a system prompt begins with them; or none",
+    )
+
+
 CONFIGS: Mapping[str, type[Any]] = {
     "dspark_scheduler": SchedulerConfig,
     "dflash_cache": CacheConfig,
     "deepseek_decoder": DecoderConfig,
 }
+"""Of Triton's models, whose files hold the same settings."""
+
+ALL_CONFIGS: Mapping[str, type[Any]] = {**CONFIGS, "gateway": GatewayConfig}
 
 Config = TypeVar("Config")
 
@@ -177,8 +216,8 @@ def read_config(
 
 
 def check_environment(environ: Mapping[str, str]) -> None:
-    """Raise ConfigError for a name with our prefix that no model reads."""
-    known = {PREFIX + f.name.upper() for config in CONFIGS.values() for f in fields(config)}
+    """Raise ConfigError for a name with our prefix that nobody reads."""
+    known = {PREFIX + f.name.upper() for config in ALL_CONFIGS.values() for f in fields(config)}
     for name in environ:
         if name.startswith(PREFIX) and name not in known and name not in _PROCESS_NAMES:
             raise ConfigError(

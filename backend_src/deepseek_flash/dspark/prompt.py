@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import json
-import re
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from deepseek_flash.contract import InvalidField
+from deepseek_flash.dspark.control_tokens import ControlTokens, Tokenizer
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 MOST_TURNS = 8  # the latest user turns, to be located: each costs a rendering of what precedes it
 
 # Part of an assistant's own turns: templates look for them to leave earlier reasoning out.
-_REASONING = ("<think>", "</think>")
-
-# Stands for a control token that a user typed. Private-use characters: no template writes them.
-_MASK = "\ue0a0{}\ue0a1"
-_MASKED = re.compile("\ue0a0(\\d+)\ue0a1")
+REASONING = ("<think>", "</think>")
 
 Message = dict[str, Any]  # role and content
 Extent = tuple[int, int]  # the characters of a token: begin, end
@@ -33,18 +29,6 @@ class Prompt:
 
     ids: list[int]
     turn_starts: tuple[int, ...] = ()
-
-
-class Tokenizer(Protocol):
-    """What is used of a ``transformers`` fast tokenizer."""
-
-    all_special_tokens: list[str]
-    chat_template: Any
-
-    def __call__(self, text: str, **options: Any) -> Any: ...
-    def apply_chat_template(self, conversation: Any, **options: Any) -> Any: ...
-    def get_added_vocab(self) -> dict[str, int]: ...
-    def get_vocab(self) -> dict[str, int]: ...
 
 
 def load_tokenizer(name: str, revision: str | None, trust_remote_code: bool) -> Tokenizer:
@@ -66,15 +50,9 @@ class PromptEncoder:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        added = tokenizer.get_added_vocab()
-        self._added_ids = frozenset(added.values())
+        self._control = ControlTokens(tokenizer)
         self._has_offsets = _has_offsets(tokenizer)
         self._longest_token = max(map(len, tokenizer.get_vocab()))  # characters; bytes count too
-        markers = set(tokenizer.all_special_tokens) | set(added)
-        longest_first = sorted((m for m in markers if m.strip()), key=len, reverse=True)
-        self._markers = (
-            re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
-        )
 
     def from_text(self, text: str, most_tokens: int) -> list[int]:
         """Ids of a raw prompt. Special tokens in it count: fill-in-the-middle needs them.
@@ -98,15 +76,14 @@ class PromptEncoder:
         """
         if not self._tokenizer.chat_template:
             raise InvalidField("messages", "this model has no chat template; use text_input")
-        typed: list[str] = []
-        conversation = [self._masked(message, typed) for message in parse_messages(raw)]
+        conversation = [self._masked(message) for message in parse_messages(raw)]
         try:
             text = self._rendered(conversation, add_generation_prompt=True)
         except Exception as error:  # a template raises what it likes, e.g. on the order of roles
             raise InvalidField("messages", f"refused by the chat template: {error}") from None
         self._check_length("messages", text, most_tokens)
         borders = self._turn_borders(conversation, text) if self._has_offsets else ()
-        return self._encode_rendered(text, typed, borders)
+        return self._encode_rendered(text, borders)
 
     def _check_length(self, name: str, text: str, most_tokens: int) -> None:
         """Refuse what is far too long before the one scheduler spends seconds on its tokens."""
@@ -117,19 +94,9 @@ class PromptEncoder:
                 f"{len(text)} characters, which is more than that many tokens can hold",
             )
 
-    def _masked(self, message: Message, typed: list[str]) -> Message:
-        if self._markers is None:
-            return message
-
-        def mask(match: re.Match[str]) -> str:
-            if message["role"] == "assistant" and match.group() in _REASONING:
-                return match.group()
-            typed.append(match.group())
-            return _MASK.format(len(typed) - 1)
-
-        # Foreign mask characters would be taken for ours: a private-use character means nothing.
-        content = message["content"].replace("\ue0a0", "\ufffd").replace("\ue0a1", "\ufffd")
-        return {**message, "content": self._markers.sub(mask, content)}
+    def _masked(self, message: Message) -> Message:
+        keep = REASONING if message["role"] == "assistant" else ()
+        return {**message, "content": self._control.mask(message["content"], keep)}
 
     def _rendered(self, conversation: list[Message], add_generation_prompt: bool = False) -> str:
         text: str = self._tokenizer.apply_chat_template(
@@ -170,18 +137,15 @@ class PromptEncoder:
         border = earlier.index(turn)  # ValueError: written otherwise the second time
         return border, earlier[: border + len(turn)]
 
-    def _encode_rendered(self, text: str, typed: list[str], borders: Sequence[int]) -> Prompt:
+    def _encode_rendered(self, text: str, borders: Sequence[int]) -> Prompt:
         ids: list[int] = []
         offsets: list[Extent]
         starts: set[int] = set()
         place = 0
-        # text, number, text, number, ..., text
-        for number, piece in enumerate(_MASKED.split(text) if typed else [text]):
-            if not piece:
-                continue
+        for piece, marker in self._control.pieces(text):
             length, offsets = len(piece), []
-            if number % 2 == 1:
-                length, more = len(_MASK.format(piece)), self._plain_ids(typed[int(piece)])
+            if marker is not None:
+                more = self._control.plain_ids(marker)
             elif borders:
                 more, offsets = self._located_ids(piece)
             else:
@@ -197,16 +161,8 @@ class PromptEncoder:
         encoded = self._tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         return list(encoded["input_ids"]), encoded["offset_mapping"]
 
-    def _ids(self, text: str, **options: Any) -> list[int]:
-        return list(self._tokenizer(text, add_special_tokens=False, **options)["input_ids"])
-
-    def _plain_ids(self, marker: str) -> list[int]:
-        """Ids of a typed control token as the text that it is."""
-        ids = self._ids(marker, split_special_tokens=True)
-        if self._added_ids.isdisjoint(ids):
-            return ids
-        # Added, but not as special (DeepSeek's <think>): the tokenizer splits it on no account.
-        return [token for character in marker for token in self._ids(character)]
+    def _ids(self, text: str) -> list[int]:
+        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def _has_offsets(tokenizer: Tokenizer) -> bool:
