@@ -220,3 +220,28 @@ def serving(**settings: Any) -> Iterator[Door]:
             del sys.modules["triton_python_backend_utils"]
         else:
             sys.modules["triton_python_backend_utils"] = before[1]
+
+
+USAGE = {"stream_options": {"include_usage": True}}
+
+
+def four_ways(door: Door, **fields: Any) -> Answer:
+    """The same chat streamed and not, each from an empty cache and from the other's entry: the
+    same answer, by one run of the engine. Returns a whole one."""
+    found = []
+    for first in (False, True):
+        door.ensemble.reset()
+        before = door.ensemble.runs
+        for stream in (first, not first, first):
+            extra = {"stream": True, **USAGE} if stream else {}
+            found.append(door.chat(**fields, **extra))
+        assert door.ensemble.runs == before + 1
+    whole = found[0]
+    assert {answer.status for answer in found} == {200}
+    for answer in found:
+        assert (answer.text(), answer.reasoning) == (whole.text(), whole.reasoning)
+        assert answer.reasons() == whole.reasons() and len(answer.reasons()) == 1
+        for name in ("prompt_tokens", "completion_tokens", "total_tokens",
+                     "completion_tokens_details"):  # fmt: skip
+            assert answer.usage[name] == whole.usage[name]
+    return whole
