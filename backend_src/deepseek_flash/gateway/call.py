@@ -25,6 +25,7 @@ class Call:
     counting: bool = False  # tokens are counted only: a prompt may be longer than the context
     failure: GatewayError | None = None  # set by the engine client: why there is no answer
     cached_tokens: int | None = None  # of the prompt, once the ensemble has told
+    reasoning_tokens: int = 0  # where the prompt began the reasoning: the library counts none then
 
 
 _CURRENT: ContextVar[Call] = ContextVar("deepseek_flash_call")

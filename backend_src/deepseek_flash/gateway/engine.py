@@ -23,6 +23,9 @@ from deepseek_flash.gateway.triton import Generation, TritonClient
 from deepseek_flash.gateway.turns import TurnFinder
 
 
+END_OF_REASONING = "</think>"
+
+
 class _Refusals(EngineClient):  # type: ignore[misc]  # vLLM ships no types we follow
     """What only an engine in this process could do. No route that is served asks for it."""
 
@@ -68,6 +71,7 @@ class TritonEngine(_Refusals):
         self._turns = turns
         self._triton = triton
         self._plain = SamplingParams()
+        self._thought = renderer.get_tokenizer().get_vocab().get(END_OF_REASONING)
 
     is_running = property(lambda self: True)
     is_stopped = property(lambda self: False)
@@ -92,6 +96,7 @@ class TritonEngine(_Refusals):
         request_id: str,
         *,
         session_id: str | None = None,
+        reasoning_ended: bool | None = None,
         **_: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
         """One request's outputs. Closing the generator cancels it in the engine.
@@ -109,8 +114,11 @@ class TritonEngine(_Refusals):
             )  # fmt: skip
             async with aclosing(self._triton.stream(generation)) as chunks:
                 async for chunk in chunks:
+                    output = answer.add(chunk)
                     call.cached_tokens = chunk.num_cached_tokens
-                    if (output := answer.add(chunk)) is not None:
+                    if reasoning_ended is False and output is not None and output.finished:
+                        call.reasoning_tokens = answer.tokens_before(self._thought)
+                    if output is not None:
                         yield output
         except GatewayError as error:
             call.failure = call.failure or error

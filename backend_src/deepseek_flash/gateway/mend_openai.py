@@ -22,18 +22,18 @@ def chat_body(body: Event, call: Call) -> Event:
         for name in ("audio", "function_call", "annotations", "refusal"):
             if message.get(name) is None:
                 message.pop(name, None)
-    return _plain(body)
+    return _plain(body, call)
 
 
 def completion_body(body: Event, call: Call) -> Event:
     """A whole answer to a raw prompt."""
-    return _plain(body)
+    return _plain(body, call)
 
 
 def chat_event(event: Event, call: Call) -> list[Event]:
     """A chunk of a chat. The last text and the finish reason come apart: some readers skip the
     text of a chunk that ends, others the reason of one that has text."""
-    choice = _only_choice(event)
+    choice = _only_choice(event, call)
     if choice is None:
         return [event]
     delta = choice["delta"]
@@ -54,7 +54,7 @@ def chat_event(event: Event, call: Call) -> list[Event]:
 
 def completion_event(event: Event, call: Call) -> list[Event]:
     """A chunk of an answer to a raw prompt."""
-    choice = _only_choice(event)
+    choice = _only_choice(event, call)
     if choice is None:
         return [event]
     has_more = choice.get("text") or choice.get("logprobs") or choice.get("token_ids")
@@ -66,9 +66,9 @@ def completion_event(event: Event, call: Call) -> list[Event]:
     return _apart(event, last)
 
 
-def _only_choice(event: Event) -> Event | None:
+def _only_choice(event: Event, call: Call) -> Event | None:
     """The choice of a chunk, without what says nothing; None: it has none, but usage."""
-    usage(event.get("usage"))
+    usage(event.get("usage"), call)
     for name in ("prompt_token_ids", "prompt_text"):
         if event.get(name) is None:
             event.pop(name, None)
@@ -92,10 +92,13 @@ def _apart(event: Event, last: Event) -> list[Event]:
     return [event, last]
 
 
-def usage(found: Event | None) -> None:
-    """Cache counters under both names, or under none."""
+def usage(found: Event | None, call: Call) -> None:
+    """Cache counters under both names, or under none; reasoning that the library overlooked."""
     if not found:
         return
+    made = found.get("completion_tokens_details")
+    if made and not made.get("reasoning_tokens"):
+        made["reasoning_tokens"] = call.reasoning_tokens
     details = found.get("prompt_tokens_details") or {}
     cached = details.get("cached_tokens")
     if cached is None:
@@ -105,9 +108,9 @@ def usage(found: Event | None) -> None:
     found["prompt_cache_miss_tokens"] = found["prompt_tokens"] - cached
 
 
-def _plain(body: Event) -> Event:
+def _plain(body: Event, call: Call) -> Event:
     """Without the library's own fields that were not asked for."""
-    usage(body.get("usage"))
+    usage(body.get("usage"), call)
     for name in ("prompt_logprobs", "kv_transfer_params", "ec_transfer_params", "metrics",
                  "prompt_token_ids", "prompt_text", "service_tier"):  # fmt: skip
         if body.get(name) is None:

@@ -64,6 +64,11 @@ class Answer:
             num_cached_tokens=chunk.num_cached_tokens,
         )
 
+    def tokens_before(self, token: int | None) -> int:
+        """How many tokens of all choices come before the first such one of each."""
+        ids = (whole.token_ids for whole in self._whole)
+        return sum(one.index(token) if token in one else len(one) for one in ids)
+
     def _news(self, index: int, chunk: Chunk) -> CompletionOutput:
         positions = chunk.logprobs[index]
         logprobs = None
