@@ -112,7 +112,7 @@ def test_a_stream_that_fails_ends_with_an_error(door, step):
     answer = door.chat(stream=True)
     assert answer.status == 200 and not answer.done
     assert answer.events[-1]["error"]["type"] == "server_error"
-    assert "abort\"" not in answer.raw.decode() and "/srv" not in answer.raw.decode()
+    assert 'abort"' not in answer.raw.decode() and "/srv" not in answer.raw.decode()
     door.says("the whole answer")
     assert door.chat().text() == "the whole answer"  # and nothing of it was stored
 

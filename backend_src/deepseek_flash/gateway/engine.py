@@ -16,12 +16,11 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.engine.input_processor import InputProcessor
 
 from deepseek_flash.gateway import call as calls
-from deepseek_flash.gateway.errors import GatewayError, context_exceeded
+from deepseek_flash.gateway.errors import GatewayError, invalid
 from deepseek_flash.gateway.outputs import Answer
 from deepseek_flash.gateway.sampling import ensemble_sampling
 from deepseek_flash.gateway.triton import Generation, TritonClient
 from deepseek_flash.gateway.turns import TurnFinder
-
 
 END_OF_REASONING = "</think>"
 
@@ -127,9 +126,11 @@ class TritonEngine(_Refusals):
     def _generation(
         self, prompt: Any, params: SamplingParams, session_id: str | None, call: calls.Call
     ) -> Generation:
-        ids, room = prompt["prompt_token_ids"], self.model_config.max_model_len
-        if len(ids) >= room:
-            raise context_exceeded(room, len(ids), "messages")
+        ids, vocabulary = prompt["prompt_token_ids"], self.model_config.get_vocab_size()
+        for token in (min(ids, default=0), max(ids, default=0)):
+            if not 0 <= token < vocabulary:  # it might not even fit into the ensemble's tensor
+                problem = f"token id {token} is outside the vocabulary of {vocabulary}"
+                raise invalid("prompt", problem)
         return Generation(
             input_ids=ids,
             sampling=ensemble_sampling(params, self._plain, call.sampling),

@@ -144,6 +144,10 @@ def unreachable() -> GatewayError:
 # -- from the library ------------------------------------------------------------------------
 
 
+# How the library's own checks begin: by the parameter's name.
+_NAMED = re.compile(r"`?([a-z]+_[a-z_]+|n|seed|temperature|stop)`? must ")
+
+
 def from_library(status: int, body: Mapping[str, Any]) -> GatewayError:
     """An error body that vLLM's routes made."""
     error = body.get("error")
@@ -155,4 +159,5 @@ def from_library(status: int, body: Mapping[str, Any]) -> GatewayError:
         return GatewayError(400, message, "messages", CONTEXT_EXCEEDED)
     if status == 404:
         return GatewayError(404, message, param, "model_not_found" if param == "model" else None)
-    return GatewayError(status, message, param)
+    named = _NAMED.match(message)
+    return GatewayError(status, message, param or (named.group(1) if named else None))

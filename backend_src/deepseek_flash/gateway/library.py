@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from argparse import Namespace
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fastapi import FastAPI
@@ -31,6 +31,7 @@ from deepseek_flash.dspark.control_tokens import ControlTokens
 from deepseek_flash.gateway import call as calls
 from deepseek_flash.gateway.door import ROUTES
 from deepseek_flash.gateway.engine import TritonEngine
+from deepseek_flash.gateway.errors import context_exceeded
 from deepseek_flash.gateway.parsers import reasoning_parser, tool_parser
 from deepseek_flash.gateway.triton import TritonClient
 from deepseek_flash.gateway.turns import TurnFinder
@@ -73,7 +74,7 @@ def load(engine_args: dict[str, Any], settings: GatewayConfig, names: Iterable[s
     tokenizer = renderer.tokenizer
     control = ControlTokens(tokenizer)
     _read_masks(tokenizer, control)
-    _count_beyond_the_context(renderer)
+    _judge_length(renderer, model.max_model_len)
     args = _arguments(engine, settings, names, tokenizer)
     return Library(config, args, renderer, control, TurnFinder(tokenizer))
 
@@ -159,15 +160,23 @@ def _read_masks(tokenizer: Any, control: ControlTokens) -> None:
     tokenizer.__class__ = Masked
 
 
-def _count_beyond_the_context(renderer: Any) -> None:
-    """Tokens of a conversation that has become too long are counted all the same."""
-    from dataclasses import replace
+def _judge_length(renderer: Any, limit: int) -> None:
+    """Let every prompt's length be judged by the gateway's rule.
 
+    The library takes a prompt that leaves no place for an answer, and refuses to count one that
+    has become too long, which is when clients ask.
+    """
     tokenize = renderer.tokenize_prompts_async
 
-    async def counting(prompts: Any, params: Any) -> Any:
-        if calls.current().counting:
+    async def judged(prompts: Any, params: Any) -> Any:
+        call = calls.current()
+        if call.counting:
             params = replace(params, max_total_tokens=None)
-        return await tokenize(prompts, params)
+        found = await tokenize(prompts, params)
+        longest = max((len(prompt.get("prompt_token_ids", ())) for prompt in found), default=0)
+        if longest >= limit and not call.counting:
+            call.failure = context_exceeded(limit, longest, "messages")
+            raise GenerationError(str(call.failure))
+        return found
 
-    renderer.tokenize_prompts_async = counting
+    renderer.tokenize_prompts_async = judged

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from deepseek_flash.dspark.sampling import GREEDY_BELOW
 from deepseek_flash.gateway.call import Call
 from deepseek_flash.gateway.conversation import normalise
 from deepseek_flash.gateway.errors import invalid
@@ -113,6 +114,9 @@ def _around(body: dict[str, Any], call: Call) -> None:
     for name in AROUND:
         if name in body:
             call.sampling[name] = body.pop(name)
+    if body.get("n", 1) > 1 and body.get("temperature", 1) < GREEDY_BELOW:
+        # The library refuses several greedy choices; the ensemble tells one several times.
+        call.sampling["temperature"] = body.pop("temperature")
     if "stop" in body:
         call.sampling["stop"] = stops("stop", body.pop("stop"))
     if "cache_salt" in body:
