@@ -6,6 +6,7 @@ Only Triton's core and vLLM's engine are stand-ins: the "model" says what a test
 from __future__ import annotations
 
 import asyncio
+import itertools
 import queue
 import threading
 from collections.abc import Callable
@@ -116,7 +117,8 @@ class ScriptedEngine:
 
     async def _choice(self, plan: RequestPlan, index: int, steps: list[Any], skip: int) -> Any:
         text, sampling, made = self.text(plan), plan.sampling, 0
-        for step in [*steps, [model.EOS_ID]]:
+        whole = [*steps, [model.EOS_ID]]
+        for step in itertools.cycle(whole) if sampling.ignore_eos else whole:
             if isinstance(step, Exception):
                 raise step
             if step is HANG:
@@ -178,9 +180,10 @@ class Ensemble(service_pb2_grpc.GRPCInferenceServiceServicer):
         self.reset()
         self.service = DecoderService(self.engine, runtime, self.recorder, self.feedback)
         self.planner = Planner(self.options, None, runtime.board, runtime.facts)
+        self._one_at_a_time = threading.Lock()
         self.planned: list[RequestPlan] = []
         self.asked: list[Any] = []
-        self._server = grpc.server(ThreadPoolExecutor(64))
+        self._server = grpc.server(ThreadPoolExecutor(128))
         service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(self, self._server)
         self.port = self._server.add_insecure_port("127.0.0.1:0")
         self._server.start()
@@ -228,7 +231,8 @@ class Ensemble(service_pb2_grpc.GRPCInferenceServiceServicer):
         try:
             client = read_client_request(request)
             self.asked.append(client)
-            plan = self.planner.plan(client)
+            with self._one_at_a_time:  # as Triton calls the one instance of the scheduler
+                plan = self.planner.plan(client)
         except RequestError as error:
             sender.send(error_response(error), FINAL)
             return

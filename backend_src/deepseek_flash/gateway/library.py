@@ -134,9 +134,8 @@ async def _not_valid(request: Any, error: RequestValidationError) -> JSONRespons
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Refusals are no news: the library would log each with its stack."""
-    error = record.exc_info[1] if record.exc_info else None
-    return not isinstance(error, GenerationError)
+    """Why a call has failed is known and told: the library would log each with its stack."""
+    return record.exc_info is None or calls.current().failure is None
 
 
 def _read_masks(tokenizer: Any, control: ControlTokens) -> None:
