@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
-CONTEXT = 512
+CONTEXT = 2048
 BOS, EOS = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
 USER, ASSISTANT = "<｜User｜>", "<｜Assistant｜>"
 SPECIAL = (BOS, EOS, USER, ASSISTANT)
@@ -47,7 +47,8 @@ TEMPLATE = (
     "{%- endif -%}"
     "{%- endfor -%}"
     f"{{%- if add_generation_prompt -%}}{{{{- '{ASSISTANT}' -}}}}"
-    f"{{%- if thinking -%}}{{{{- '{THINK}' -}}}}{{%- else -%}}{{{{- '{THOUGHT}' -}}}}{{%- endif -%}}"
+    f"{{%- if thinking -%}}{{{{- '{THINK}' -}}}}"
+    f"{{%- else -%}}{{{{- '{THOUGHT}' -}}}}{{%- endif -%}}"
     "{%- endif -%}"
 )
 

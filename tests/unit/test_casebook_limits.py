@@ -72,7 +72,7 @@ def test_echo_without_an_answer(door):
 
 def test_more_than_the_context_is_the_context(door):
     """CB-24"""
-    door.says("a" * 600)
+    door.says("a" * 2 * LENGTH)
     answer = door.chat("hi", max_tokens=256_000, stream=True,
                        stream_options={"include_usage": True})  # fmt: skip
     assert answer.reasons() == ["length"]
@@ -81,7 +81,7 @@ def test_more_than_the_context_is_the_context(door):
 
 
 def test_without_a_limit_a_chat_goes_to_the_end_and_a_completion_to_sixteen(door):
-    door.says("a" * 600)
+    door.says("a" * 2 * LENGTH)
     assert door.chat("hi").usage["total_tokens"] == LENGTH
     assert door.complete("hi").usage["completion_tokens"] == 16
 

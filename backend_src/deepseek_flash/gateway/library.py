@@ -22,7 +22,7 @@ from vllm.entrypoints.openai.completion import api_router as completion_routes
 from vllm.entrypoints.serve.exception_handling.register import init_exception_handler
 from vllm.entrypoints.serve.instrumentator import health as health_routes
 from vllm.entrypoints.serve.tokenize import api_router as tokenize_routes
-from vllm.exceptions import GenerationError
+from vllm.exceptions import GenerationError, VLLMClientError
 from vllm.renderers import renderer_from_config
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -135,7 +135,8 @@ async def _not_valid(request: Any, error: RequestValidationError) -> JSONRespons
 
 def _is_news(record: logging.LogRecord) -> bool:
     """Why a call has failed is known and told: the library would log each with its stack."""
-    return record.exc_info is None or calls.current().failure is None
+    error = record.exc_info[1] if record.exc_info else None
+    return error is None or not (calls.current().failure or isinstance(error, VLLMClientError))
 
 
 def _read_masks(tokenizer: Any, control: ControlTokens) -> None:
