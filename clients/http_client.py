@@ -65,4 +65,5 @@ def _chunk(event: dict[str, Any]) -> Chunk:
         # Triton's JSON writes a tensor of one element as a plain value.
         token_ids=tuple(ids) if isinstance(ids, list) else (ids,),
         num_input_tokens=event.get("num_input_tokens", 0),
+        num_cached_tokens=event.get("num_cached_tokens", 0),
     )

@@ -177,5 +177,5 @@ class _DSpark:
 def _done(reason: str) -> Delta:
     return Delta(
         texts=("",), finish_reasons=(reason,), token_ids=((),), cumulative_logprobs=(None,),
-        logprobs=(None,), num_input_tokens=0,
+        logprobs=(None,), num_input_tokens=0, num_cached_tokens=0,
     )  # fmt: skip
