@@ -17,8 +17,8 @@ OPERATE := --host $(HOST) --http-port $(HTTP_PORT) --grpc-port $(GRPC_PORT)
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-dev serve drain test unit integration lint type health config chat client \
-        env dflash-stats watch dflash-flush bench-overhead bench-parity bench-dflash bench-dspark \
-        clean
+        env dflash-stats watch dflash-flush loadtest loadtest-curve loadtest-distributed \
+        bench-overhead bench-parity bench-dflash bench-dspark clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-16s %s\n", $$1, $$2}'
@@ -76,6 +76,22 @@ lint: setup-dev ## ruff
 
 type: setup-dev ## mypy, strict
 	@$(VENV) -m mypy
+
+SCALE ?= auto
+SEED ?= 0
+REPEAT_SHARE ?= 0.6
+WORKERS ?= 2
+LOADTEST = --model $(MODEL) --scale $(SCALE) --seed $(SEED) --repeat-share $(REPEAT_SHARE) \
+	$(if $(DOORS),--doors $(DOORS)) $(if $(LIMITS),--limits "$(LIMITS)") \
+	$(if $(PROMPTS),--prompts "$(PROMPTS)")
+loadtest: setup ## DFlash and DSpark on against off, on one table; SCALE=cpu|full PROMPTS=log.jsonl
+	@$(VENV) -m loadtest.run $(LOADTEST) -- $(FLAGS)
+
+loadtest-distributed: setup ## the same with a Locust master and WORKERS=2 workers
+	@$(VENV) -m loadtest.run $(LOADTEST) --workers $(WORKERS) -- $(FLAGS)
+
+loadtest-curve: setup ## what is gained by how much the traffic repeats, with a plot
+	@$(VENV) -m loadtest.curve $(LOADTEST) -- $(FLAGS)
 
 bench-overhead: setup ## what the ensemble costs against vLLM called directly
 	@$(VENV) -m loadtest.bench.overhead --model $(MODEL)

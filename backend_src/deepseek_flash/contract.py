@@ -236,9 +236,9 @@ class CacheReport:
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """An operator's order, sent by the launcher straight to ``deepseek_decoder``."""
+    """An operator's order, sent by the launcher or a load test straight to ``deepseek_decoder``."""
 
-    action: str  # "abort_all"
+    action: str  # "abort_all", "start_profile", "stop_profile"
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,6 +116,14 @@ class Engine:
         """So far: requests that lost their KV cache to others, and are computed anew."""
         return self._stats.preemptions
 
+    async def profile(self, on: bool) -> None:
+        """Start or stop vLLM's profiler, whose traces go where ``profiler_config`` says.
+
+        Raises:
+            Exception: the engine was started without one.
+        """
+        await (self._llm.start_profile() if on else self._llm.stop_profile())
+
     def close(self) -> None:
         """Stop the engine's processes, by force after a while, and the loop."""
         self._llm.shutdown(timeout=STOP_SECONDS)
