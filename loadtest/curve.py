@@ -17,7 +17,7 @@ from pathlib import Path
 from loadtest import phases
 from loadtest.numbers import quantile, spread
 from loadtest.phases import Sizes, Traffic
-from loadtest.player import Order
+from loadtest.player import LocustError, Order
 from loadtest.records import CLOSED, OFF, ON, Leg
 from loadtest.report.plots import curve
 from loadtest.run import Options, Servers, command, new_folder, resident, traffic_of
@@ -96,6 +96,9 @@ def measured(share: float, orders: Iterator[Order], servers: Servers) -> Point:
     pairs = []
     for order in orders:
         legs = {leg.side: leg for leg in servers.play(order)}
+        for leg in legs.values():
+            if not any(it.first is not None for it in leg.records):
+                raise LocustError(f"{order.name}, {leg.side}: not one answer")
         pairs.append((legs[OFF], legs[ON]))
     return Point(share, pairs)
 
