@@ -16,8 +16,8 @@ GRPC_URL := $(HOST):$(GRPC_PORT)
 OPERATE := --host $(HOST) --http-port $(HTTP_PORT) --grpc-port $(GRPC_PORT)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev serve drain test unit integration lint type health config chat client \
-        env dflash-stats watch dflash-flush loadtest loadtest-curve loadtest-distributed \
+.PHONY: help setup setup-dev serve drain test unit integration promtool lint type health config \
+        chat client env dflash-stats watch dflash-flush loadtest loadtest-curve loadtest-distributed \
         bench-overhead bench-parity bench-dflash bench-dspark clean
 
 help: ## this list
@@ -70,6 +70,12 @@ unit: setup-dev ## tests that need neither Triton nor vLLM
 
 integration: setup-dev ## tests against a real tritonserver with tiny-deepseek
 	@$(VENV) -m pytest tests/integration -q
+
+# As `apt-get install prometheus`, without root: the unit tests look in PATH and in build/tools.
+promtool: ## promtool of Debian's package prometheus into build/tools; unit tests then check monitoring/
+	@mkdir -p build/tools/debian && cd build/tools/debian && apt-get download prometheus
+	@cd build/tools && dpkg -x debian/prometheus_*.deb debian && cp debian/usr/bin/promtool . && \
+	rm -r debian && ./promtool --version
 
 lint: setup-dev ## ruff
 	@$(VENV) -m ruff check . && $(VENV) -m ruff format --check .

@@ -99,6 +99,7 @@ class DecoderService:
         running, waiting = self._engine.load
         self._recorder.gauge(metrics.RUNNING, running)
         self._recorder.gauge(metrics.WAITING, waiting)
+        self._recorder.gauge(metrics.KV_CACHE_USAGE, self._engine.kv_cache_usage)
         self._recorder.gauge(metrics.P95_FIRST_TOKEN, self._first_tokens.quantile(0.95, now))
         self._recorder.gauge(metrics.TOKENS_PER_SECOND, self._tokens.rate(now))
 
