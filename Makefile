@@ -16,9 +16,9 @@ GRPC_URL := $(HOST):$(GRPC_PORT)
 OPERATE := --host $(HOST) --http-port $(HTTP_PORT) --grpc-port $(GRPC_PORT)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-dev serve drain test unit integration lint type health config chat client \
-        env dflash-stats watch dflash-flush bench-overhead bench-parity bench-dflash bench-dspark \
-        clean
+.PHONY: help setup setup-dev serve drain test unit integration promtool lint type health config \
+        chat client env dflash-stats watch dflash-flush loadtest loadtest-curve loadtest-distributed \
+        bench-overhead bench-parity bench-dflash bench-dspark clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-16s %s\n", $$1, $$2}'
@@ -71,11 +71,33 @@ unit: setup-dev ## tests that need neither Triton nor vLLM
 integration: setup-dev ## tests against a real tritonserver with tiny-deepseek
 	@$(VENV) -m pytest tests/integration -q
 
+# As `apt-get install prometheus`, without root: the unit tests look in PATH and in build/tools.
+promtool: ## promtool of Debian's package prometheus into build/tools; unit tests then check monitoring/
+	@mkdir -p build/tools/debian && cd build/tools/debian && apt-get download prometheus
+	@cd build/tools && dpkg -x debian/prometheus_*.deb debian && cp debian/usr/bin/promtool . && \
+	rm -r debian && ./promtool --version
+
 lint: setup-dev ## ruff
 	@$(VENV) -m ruff check . && $(VENV) -m ruff format --check .
 
 type: setup-dev ## mypy, strict
 	@$(VENV) -m mypy
+
+SCALE ?= auto
+SEED ?= 0
+REPEAT_SHARE ?= 0.6
+WORKERS ?= 2
+LOADTEST = --model $(MODEL) --scale $(SCALE) --seed $(SEED) --repeat-share $(REPEAT_SHARE) \
+	$(if $(DOORS),--doors $(DOORS)) $(if $(LIMITS),--limits "$(LIMITS)") \
+	$(if $(PROMPTS),--prompts "$(PROMPTS)")
+loadtest: setup ## DFlash and DSpark on against off, on one table; SCALE=cpu|full PROMPTS=log.jsonl
+	@$(VENV) -m loadtest.run $(LOADTEST) -- $(FLAGS)
+
+loadtest-distributed: setup ## the same with a Locust master and WORKERS=2 workers
+	@$(VENV) -m loadtest.run $(LOADTEST) --workers $(WORKERS) -- $(FLAGS)
+
+loadtest-curve: setup ## what is gained by how much the traffic repeats, with a plot
+	@$(VENV) -m loadtest.curve $(LOADTEST) -- $(FLAGS)
 
 bench-overhead: setup ## what the ensemble costs against vLLM called directly
 	@$(VENV) -m loadtest.bench.overhead --model $(MODEL)

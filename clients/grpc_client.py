@@ -102,4 +102,5 @@ def _chunk(result: Any) -> Chunk:
         finish_reason=None if reason in (None, b"None") else reason.decode(),
         token_ids=() if ids is None else tuple(int(token) for token in ids),
         num_input_tokens=int(first("num_input_tokens") or 0),
+        num_cached_tokens=int(first("num_cached_tokens") or 0),
     )

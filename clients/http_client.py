@@ -13,10 +13,18 @@ from clients.request import MODEL, Answer, Chunk, GenerationError, Request
 
 
 class HttpClient:
-    """Requests to one server. ``url`` without a path, e.g. ``http://127.0.0.1:8000``."""
+    """Requests to one server over connections that stay open; a client can be used by many threads.
+
+    ``url`` without a path, e.g. ``http://127.0.0.1:8000``.
+    """
 
     def __init__(self, url: str = "http://127.0.0.1:8000") -> None:
         self._base = f"{url.rstrip('/')}/v2/models/{MODEL}"
+        limits = httpx.Limits(max_connections=None)  # a queue here would look like a slow server
+        self._http = httpx.Client(trust_env=False, limits=limits)
+
+    def close(self) -> None:
+        self._http.close()
 
     def stream(self, request: Request, timeout: float | None = None) -> Iterator[Chunk]:
         """Yield the answer's chunks from ``/generate_stream``.
@@ -26,7 +34,7 @@ class HttpClient:
         """
         body = dataclasses.replace(request, stream=True).fields()
         url = f"{self._base}/generate_stream"
-        with httpx.stream("POST", url, json=body, timeout=timeout, trust_env=False) as response:
+        with self._http.stream("POST", url, json=body, timeout=timeout) as response:
             if response.status_code != 200:
                 raise GenerationError(_message(response.read()))
             for line in response.iter_lines():
@@ -36,7 +44,7 @@ class HttpClient:
     def generate(self, request: Request, timeout: float | None = None) -> Answer:
         """The whole answer from ``/generate``."""
         body = dataclasses.replace(request, stream=False).fields()
-        response = httpx.post(f"{self._base}/generate", json=body, timeout=timeout, trust_env=False)
+        response = self._http.post(f"{self._base}/generate", json=body, timeout=timeout)
         if response.status_code != 200:
             raise GenerationError(_message(response.content))
         return Answer.of([_chunk(response.json())])
@@ -65,4 +73,5 @@ def _chunk(event: dict[str, Any]) -> Chunk:
         # Triton's JSON writes a tensor of one element as a plain value.
         token_ids=tuple(ids) if isinstance(ids, list) else (ids,),
         num_input_tokens=event.get("num_input_tokens", 0),
+        num_cached_tokens=event.get("num_cached_tokens", 0),
     )

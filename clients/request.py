@@ -41,6 +41,7 @@ class Request:
             "exclude_input_in_output": True,
             "return_finish_reason": True,
             "return_num_input_tokens": True,
+            "return_num_cached_tokens": True,
             "return_num_output_tokens": True,
             "return_token_ids": True,
             "session_id": self.session_id,
@@ -60,6 +61,7 @@ class Chunk:
     finish_reason: str | None  # None while running
     token_ids: tuple[int, ...]
     num_input_tokens: int
+    num_cached_tokens: int = 0  # of the prompt, not computed by then
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,8 @@ class Answer:
     finish_reason: str | None
     token_ids: tuple[int, ...]
     num_input_tokens: int
+    # Of the prompt, not computed for it; all: replayed whole. Equal answers may differ in this.
+    num_cached_tokens: int = field(default=0, compare=False)
 
     @classmethod
     def of(cls, chunks: Sequence[Chunk]) -> Answer:
@@ -80,6 +84,7 @@ class Answer:
             finish_reason=chunks[-1].finish_reason,
             token_ids=tuple(token for chunk in chunks for token in chunk.token_ids),
             num_input_tokens=chunks[-1].num_input_tokens,
+            num_cached_tokens=chunks[-1].num_cached_tokens,
         )
 
 

@@ -107,7 +107,7 @@ class Interval:
         now = self.after.value(name, **labels)
         if self.before is None or now is None:
             return None
-        # Triton shows a labelled series from its first increment on: before that it was 0.
+        # A series that was not there yet was 0: a server's come one by one in its first seconds.
         increase = now - (self.before.value(name, **labels) or 0.0)
         return None if increase < 0 else ratio(increase, self.seconds)
 

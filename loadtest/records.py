@@ -19,9 +19,6 @@ class Record:
 
     number: int  # place in the leg's trace
     door: str
-    kind: str
-    length: str
-    repeat: bool  # asked before in this phase
     due: float  # when it was to be sent; in a closed loop, when it was
     sent: float
     first: float | None  # when the first token came
@@ -33,6 +30,10 @@ class Record:
     # shared out over the tokens of the second.
     gaps: tuple[float, ...] = ()
     error: str = ""  # what the server said; such a request has no latencies
+    # Of the prompt, as its trace knows it.
+    kind: str = ""
+    length: str = ""
+    repeat: bool = False  # asked before in this phase
 
     @property
     def ran(self) -> bool:

@@ -91,6 +91,7 @@ class Returns:
     cumulative_logprob: bool = False
     logprobs: bool = False
     num_input_tokens: bool = False
+    num_cached_tokens: bool = False
     num_output_tokens: bool = False
     token_ids: bool = False
 
@@ -235,9 +236,9 @@ class CacheReport:
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """An operator's order, sent by the launcher straight to ``deepseek_decoder``."""
+    """An operator's order, sent by the launcher or a load test straight to ``deepseek_decoder``."""
 
-    action: str  # "abort_all"
+    action: str  # "abort_all", "start_profile", "stop_profile"
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,3 +264,4 @@ class Delta:
     cumulative_logprobs: tuple[float | None, ...]
     logprobs: tuple[list[dict[int, Any]] | None, ...]  # token id -> logprob, rank, decoded_token
     num_input_tokens: int
+    num_cached_tokens: int  # of the prompt, not computed so far; all: the engine did not run

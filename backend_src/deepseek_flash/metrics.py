@@ -14,11 +14,11 @@ import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import Enum
-from itertools import accumulate
+from itertools import accumulate, product
 
-from deepseek_flash.contract import RequestError
+from deepseek_flash.contract import Expired, InvalidField, Refused, RequestError
 
 
 class Kind(Enum):
@@ -33,6 +33,9 @@ class Metric:
     kind: Kind
     help: str
     buckets: tuple[float, ...] = ()  # upper bounds in the metric's unit, ascending
+    # Label → its values, as far as they are known beforehand: their series are there with 0 from
+    # the start, so that a query need not know what has happened yet.
+    labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
 
 
 _LATENCY = (
@@ -56,35 +59,47 @@ END_TO_END = Metric(
 PROMPT_TOKENS = Metric("vllm:prompt_tokens_total", Kind.COUNTER, "Prompt tokens of all requests")
 GENERATION_TOKENS = Metric("vllm:generation_tokens_total", Kind.COUNTER, "Tokens generated")
 SUCCESSES = Metric(
-    "vllm:request_success_total", Kind.COUNTER, "Finished requests by finished_reason"
-)
+    "vllm:request_success_total", Kind.COUNTER, "Finished requests by finished_reason",
+    labels={"finished_reason": ("stop", "length")},
+)  # fmt: skip
 RUNNING = Metric("vllm:num_requests_running", Kind.GAUGE, "Requests in the engine's batch")
 WAITING = Metric("vllm:num_requests_waiting", Kind.GAUGE, "Requests waiting in the engine")
+KV_CACHE_USAGE = Metric(
+    "vllm:kv_cache_usage_perc", Kind.GAUGE, "Share of the KV cache that running requests hold"
+)
 PREEMPTIONS = Metric(
     "vllm:num_preemptions_total", Kind.COUNTER, "Requests put off for want of KV cache"
 )
 
+_REASONS = tuple(kind.reason for kind in (InvalidField, Refused, Expired, RequestError))
 ERRORS = Metric(
-    "deepseek_flash_errors_total", Kind.COUNTER, "Requests that failed, by stage and reason"
-)
+    "deepseek_flash_errors_total", Kind.COUNTER, "Requests that failed, by stage and reason",
+    labels={"reason": _REASONS, "stage": ("scheduler", "cache", "decoder")},
+)  # fmt: skip
 CANCELLED = Metric(
     "deepseek_flash_cancelled_total", Kind.COUNTER, "Requests cancelled by token or operator"
 )
 IN_FLIGHT = Metric(
     "deepseek_flash_in_flight", Kind.GAUGE, "Requests between admission and last response"
 )
+_PATH = {"path": ("fast", "burst", "slow")}
 PATH_TOKENS = Metric(
-    "dspark_tokens_total", Kind.COUNTER, "Tokens by the path that made them; each counted once"
-)
+    "dspark_tokens_total", Kind.COUNTER, "Tokens by the path that made them; each counted once",
+    labels=_PATH,
+)  # fmt: skip
 PASSES = Metric(
-    "dspark_passes_total", Kind.COUNTER, "A request's part in a model pass, by its path"
-)
+    "dspark_passes_total", Kind.COUNTER, "A request's part in a model pass, by its path",
+    labels=_PATH,
+)  # fmt: skip
+_SOURCE = {"source": ("history", "reference", "chain")}
 DRAFTS_PROPOSED = Metric(
-    "dspark_drafts_proposed_total", Kind.COUNTER, "Draft tokens that the model verified, by source"
-)
+    "dspark_drafts_proposed_total", Kind.COUNTER, "Draft tokens that the model verified, by source",
+    labels=_SOURCE,
+)  # fmt: skip
 DRAFTS_ACCEPTED = Metric(
-    "dspark_drafts_accepted_total", Kind.COUNTER, "Those of them that were right, by source"
-)
+    "dspark_drafts_accepted_total", Kind.COUNTER, "Those of them that were right, by source",
+    labels=_SOURCE,
+)  # fmt: skip
 BURST_TOKENS = Metric(
     "dspark_burst_tokens_total", Kind.COUNTER, "Draft tokens from a request's own text in bursts"
 )
@@ -113,7 +128,8 @@ SIGNALS = (
 REPLAYS = Metric(
     "deepseek_flash_replays_total",
     Kind.COUNTER,
-    "Exact hits by what they were good for: whole, beginning, nothing",
+    "Exact hits by what they were good for",
+    labels={"use": ("whole", "beginning", "nothing")},
 )
 COALESCED = Metric(
     "deepseek_flash_coalesced_total",
@@ -127,16 +143,19 @@ FEEDBACK_DROPPED = Metric(
     "dflash_feedback_dropped_total",
     Kind.COUNTER,
     "Outcomes and questions that did not reach the cache, by reason",
+    labels={"reason": ("outcome_queue_full", "neighbours_queue_full", "error")},
 )
 ENGINE_RUNS = Metric("deepseek_flash_engine_runs_total", Kind.COUNTER, "Generations started")
 HEARTBEAT = Metric(
     "deepseek_flash_heartbeat_total",
     Kind.COUNTER,
     "Rounds of publishing metrics, by model; stands still when the model's process is dead",
+    labels={"model": ()},  # the publisher's own
 )
 CONFIG_INFO = Metric(
-    "deepseek_flash_config_info", Kind.GAUGE, "The settings in force, one series a key; always 1"
-)
+    "deepseek_flash_config_info", Kind.GAUGE, "The settings in force, one series a key; always 1",
+    labels={"key": (), "model": (), "value": ()},
+)  # fmt: skip
 
 # -- the cache's -----------------------------------------------------------------------------
 
@@ -144,6 +163,7 @@ LOOKUPS = Metric(
     "dflash_lookups_total",
     Kind.COUNTER,
     "Lookups by result; 'semantic' counts those misses for which similar prompts were found",
+    labels={"result": ("exact", "window", "miss", "semantic")},
 )
 LOOKUP_SECONDS = Metric(
     "dflash_lookup_seconds", Kind.HISTOGRAM, "Seconds of a lookup, inside the cache",
@@ -154,13 +174,18 @@ DEVICE_BYTES = Metric("dflash_device_bytes", Kind.GAUGE, "Bytes of the cache on 
 OFFERS = Metric(
     "dflash_offers_total",
     Kind.COUNTER,
-    "Blocks offered to the cache by result: stored, extended, known, diverged, collided",
+    "Blocks offered to the cache by result",
+    labels={"result": ("stored", "extended", "known", "diverged", "collided")},
 )
-EVICTIONS = Metric("dflash_evictions_total", Kind.COUNTER, "Entries that went, by reason")
+EVICTIONS = Metric(
+    "dflash_evictions_total", Kind.COUNTER, "Entries that went, by reason",
+    labels={"reason": ("capacity", "window", "quota", "ttl", "flush", "collision")},
+)  # fmt: skip
 COLLISIONS = Metric("dflash_collisions_total", Kind.COUNTER, "Entries that their MAC did not prove")
 UPDATES_DROPPED = Metric(
-    "dflash_updates_dropped_total", Kind.COUNTER, "Updates and questions that found no place"
-)
+    "dflash_updates_dropped_total", Kind.COUNTER, "Updates and questions that found no place",
+    labels={"kind": ("update", "question")},
+)  # fmt: skip
 ENCODER_ACTIVE = Metric(
     "dflash_encoder_active", Kind.GAUGE, "1 while similar prompts are looked for"
 )
@@ -172,6 +197,7 @@ REFERENCE_TOKENS = Metric(
     "dflash_reference_tokens_total",
     Kind.COUNTER,
     "Answers that had references, their tokens, and those guessed at all and rightly",
+    labels={"result": ("answers", "tokens", "guessed", "right")},
 )
 
 # The source document's rolling gauges.
@@ -185,18 +211,24 @@ TOKENS_PER_SECOND = Metric(
     "avg_tokens_per_second", Kind.GAUGE, "Tokens generated per second over the last minute"
 )
 
-SCHEDULER_METRICS = (ERRORS, IN_FLIGHT, CONFIG_INFO, HEARTBEAT)
+
+def errors_of(stage: str) -> Metric:
+    """``ERRORS`` as the process of one stage publishes it."""
+    return replace(ERRORS, labels={**ERRORS.labels, "stage": (stage,)})
+
+
+SCHEDULER_METRICS = (errors_of("scheduler"), IN_FLIGHT, CONFIG_INFO, HEARTBEAT)
 CACHE_METRICS = (
-    ERRORS, CONFIG_INFO, HEARTBEAT, LOOKUPS, LOOKUP_SECONDS, ENTRIES, DEVICE_BYTES, OFFERS,
-    EVICTIONS, COLLISIONS, UPDATES_DROPPED, ENCODER_ACTIVE, ENCODER_SECONDS, REFERENCE_TOKENS,
-    HIT_RATE,
+    errors_of("cache"), CONFIG_INFO, HEARTBEAT, LOOKUPS, LOOKUP_SECONDS, ENTRIES, DEVICE_BYTES,
+    OFFERS, EVICTIONS, COLLISIONS, UPDATES_DROPPED, ENCODER_ACTIVE, ENCODER_SECONDS,
+    REFERENCE_TOKENS, HIT_RATE,
 )  # fmt: skip
 DECODER_METRICS = (
     FIRST_TOKEN, INTER_TOKEN, END_TO_END, PROMPT_TOKENS, GENERATION_TOKENS, SUCCESSES, RUNNING,
-    WAITING, PREEMPTIONS, ERRORS, CANCELLED, ENGINE_RUNS, CONFIG_INFO, P95_FIRST_TOKEN,
-    TOKENS_PER_SECOND, HEARTBEAT, PATH_TOKENS, REPLAYS, COALESCED, REFERENCES, FEEDBACK_DROPPED,
-    PASSES, DRAFTS_PROPOSED, DRAFTS_ACCEPTED, BURST_TOKENS, BURSTS_PER_SECOND, STEPS, STEP_SECONDS,
-    DECISION_SECONDS, COST_ERROR, *SIGNALS,
+    WAITING, KV_CACHE_USAGE, PREEMPTIONS, errors_of("decoder"), CANCELLED, ENGINE_RUNS, CONFIG_INFO,
+    P95_FIRST_TOKEN, TOKENS_PER_SECOND, HEARTBEAT, PATH_TOKENS, REPLAYS, COALESCED, REFERENCES,
+    FEEDBACK_DROPPED, PASSES, DRAFTS_PROPOSED, DRAFTS_ACCEPTED, BURST_TOKENS, BURSTS_PER_SECOND,
+    STEPS, STEP_SECONDS, DECISION_SECONDS, COST_ERROR, *SIGNALS,
 )  # fmt: skip
 
 Labels = tuple[tuple[str, str], ...]
@@ -225,6 +257,18 @@ def histogram_series(metric: Metric) -> tuple[list[Series], Series, Series]:
     ]
     total = Series(f"{metric.name}_sum", Kind.COUNTER, metric.help, ())
     return buckets, total, Series(f"{metric.name}_count", Kind.COUNTER, metric.help, ())
+
+
+def known_series(metric: Metric) -> list[Series]:
+    """Those that are there from the start, before anything happened."""
+    if metric.kind is Kind.HISTOGRAM:
+        buckets, total, count = histogram_series(metric)
+        return [*buckets, total, count]
+    # Without labels that is one; where a label's values are not known, none.
+    return [
+        plain_series(metric, tuple(zip(metric.labels, values)))
+        for values in product(*metric.labels.values())
+    ]
 
 
 class _Histogram:

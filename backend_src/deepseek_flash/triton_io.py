@@ -234,6 +234,9 @@ def delta_response(delta: Delta, returns: Returns) -> Any:
     if returns.num_input_tokens:
         count = np.array([delta.num_input_tokens], dtype=np.uint32)
         tensors.append(pb_utils.Tensor("num_input_tokens", count))
+    if returns.num_cached_tokens:
+        count = np.array([delta.num_cached_tokens], dtype=np.uint32)
+        tensors.append(pb_utils.Tensor("num_cached_tokens", count))
     if returns.num_output_tokens:
         counts = np.array([len(ids) for ids in delta.token_ids], dtype=np.uint32)
         tensors.append(pb_utils.Tensor("num_output_tokens", counts))

@@ -14,8 +14,7 @@ from deepseek_flash.metrics import (
     Metric,
     Recorder,
     Series,
-    histogram_series,
-    plain_series,
+    known_series,
 )
 
 INTERVAL_SECONDS = 1.0
@@ -58,20 +57,10 @@ class MetricsPublisher:
                 kept.popitem()
                 time.sleep(PAUSE_SECONDS)
 
-    def _show_from_the_start(self, metric: Metric) -> None:
-        """Series without labels are there with 0 before anything happened."""
-        if metric.kind is Kind.HISTOGRAM:
-            buckets, total, count = histogram_series(metric)
-            for series in (*buckets, total, count):
-                self._metric(series)
-        elif metric.kind is Kind.GAUGE and metric is not CONFIG_INFO:
-            self._metric(plain_series(metric))
-        else:
-            self._family(plain_series(metric))
-
     def _run(self) -> None:
         for metric in self._zeros:
-            self._show_from_the_start(metric)
+            for series in known_series(metric):
+                self._metric(series)  # made: it is there with 0
         while not self._stop.wait(INTERVAL_SECONDS):
             self._publish()
 

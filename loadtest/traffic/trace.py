@@ -40,6 +40,7 @@ class Entry:
     cache_salt: str | None = None
     kind: str = field(default="", compare=False)  # "": not known
     length: str = field(default="", compare=False)
+    repeat: bool = field(default=False, compare=False)  # asked before
 
     def request(self, **sampling: Any) -> Request:
         """As the clients send it; ``max_tokens`` of the entry counts."""
@@ -183,6 +184,11 @@ def repeats(trace: Sequence[Entry]) -> list[bool]:
         found.append(key in seen)
         seen.add(key)
     return found
+
+
+def labelled(trace: Sequence[Entry]) -> list[Entry]:
+    """The trace with its repeats marked."""
+    return [replace(entry, repeat=again) for entry, again in zip(trace, repeats(trace))]
 
 
 def sampled(seed: int, trace: Sequence[Entry], prompts: int) -> list[Entry]:

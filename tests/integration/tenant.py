@@ -130,10 +130,11 @@ class Tenant:
         return answer
 
     def choices(self, asked, alone=False, **returns):
-        """All choices of a request that is not streamed, tensor by tensor."""
+        """All choices of a request that is not streamed, tensor by tensor, but not its cost."""
         if alone:
             self.engine_runs.note_one()
-        fields = {**(without_cache(asked) if alone else asked).fields(), "stream": False, **returns}
+        fields = (without_cache(asked) if alone else asked).fields()
+        fields = {**fields, "stream": False, "return_num_cached_tokens": False, **returns}
         (response,), error = infer(self.served.grpc, fields)
         assert error is None
         return {name: values.tolist() for name, values in response.items()}

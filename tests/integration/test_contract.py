@@ -21,6 +21,7 @@ ALL_RETURNS = {
     "return_cumulative_logprob": True,
     "return_logprobs": True,
     "return_num_input_tokens": True,
+    "return_num_cached_tokens": True,
     "return_num_output_tokens": True,
     "return_token_ids": True,
 }
@@ -56,7 +57,8 @@ def test_every_return_flag_not_streaming(served):
     assert error is None
     assert response["finish_reason"].tolist() == [b"length"]
     assert response["num_output_tokens"].tolist() == [8]
-    assert response["num_input_tokens"].shape == (1,)
+    assert response["num_input_tokens"].shape == response["num_cached_tokens"].shape == (1,)
+    assert response["num_cached_tokens"][0] < response["num_input_tokens"][0]  # the engine ran
     assert response["token_ids"].shape == (8,)
     logprobs = json.loads(response["logprobs"][0])
     assert len(logprobs) == 8

@@ -47,7 +47,26 @@ def test_a_replayed_stream_keeps_its_shape_and_usage(tenant):
     assert [r["finish_reason"][0] for r in replayed] == [b"None", b"None", b"length"]
     for response in replayed:
         response["text_output"][0].decode()  # no response ends inside a character
-    assert len({int(r["num_input_tokens"][0]) for r in (*made, *replayed)}) == 1
+    (prompt,) = {int(r["num_input_tokens"][0]) for r in (*made, *replayed)}
+    (computed,) = {int(r["num_cached_tokens"][0]) for r in made}
+    assert computed < prompt and {int(r["num_cached_tokens"][0]) for r in replayed} == {prompt}
+
+
+def test_cached_tokens_are_all_where_the_engine_did_not_run(tenant):
+    first, more = (
+        tenant.request("what was computed?", max_tokens=n, ignore_eos=True) for n in (20, 40)
+    )
+    with tenant.engine_runs(2):
+        made = tenant.learn(first)
+        assert 0 <= made.num_cached_tokens < made.num_input_tokens
+        for door in DOORS:
+            again = tenant.ask(first, door)
+            assert again.num_cached_tokens == again.num_input_tokens == made.num_input_tokens, door
+        # A replayed beginning says all, until the engine goes on.
+        chunks = list(GrpcClient(tenant.served.grpc).stream(more))
+    cached = [chunk.num_cached_tokens for chunk in chunks]
+    assert cached[0] == made.num_input_tokens > cached[-1]
+    assert cached == sorted(cached, reverse=True)
 
 
 # -- budgets (CB-14, CB-22, CB-40) -----------------------------------------------------------

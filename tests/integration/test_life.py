@@ -102,6 +102,10 @@ def a_killed_stub_is_seen_and_replaced(served):
         # Triton itself says that all is well; only a real inference knows better.
         assert httpx.get(f"{served.http}/v2/health/ready", trust_env=False).status_code == 200
         assert command(["--url", served.grpc, "--timeout", "5", "health"]) == 1
+        # Nor do its metrics look dead. What stands still is its heartbeat (docs/runbook.md).
+        dead, alive = beats(served, "deepseek_decoder"), beats(served, "dspark_scheduler")
+        wait_for(lambda: beats(served, "dspark_scheduler") >= alive + 3, 20, "three more rounds")
+        assert beats(served, "deepseek_decoder") == dead > 0
     finally:
         launcher.resume()
     wait_ready(served, times=2)
@@ -109,6 +113,10 @@ def a_killed_stub_is_seen_and_replaced(served):
     assert "a model's process died" in printed
     assert "restart 1 of" in printed
     assert command(["--url", served.grpc, "--timeout", "20", "health"]) == 0
+
+
+def beats(served, model):
+    return metric(served, "deepseek_flash_heartbeat_total", model=model)
 
 
 def test_ctrl_c_while_loading():

@@ -109,6 +109,7 @@ class FakeEngine:
         self.hang_after = None
         self.salt = 0  # another value: the same model gives other answers (a batch's numerics)
         self.vocabulary = 500
+        self.cached = 0  # tokens of every prompt that its prefix cache has
 
     def next_token(self, plan, context, made, index):
         sampling = plan.sampling
@@ -141,7 +142,7 @@ class FakeEngine:
                 async with aclosing(self._choice(plan, index)) as pieces:
                     async for piece in pieces:
                         done = piece.finish_reason is not None and index == choices - 1
-                        yield Output((piece,), done)
+                        yield Output((piece,), done, num_cached_tokens=self.cached)
                         await asyncio.sleep(0)
         finally:
             self.running -= 1
@@ -211,7 +212,7 @@ class Reply:
             answer.add(output)
         delta = answer.take()
         self.texts, self.ids, self.reasons = delta.texts, delta.token_ids, delta.finish_reasons
-        self.logprobs = delta.logprobs
+        self.logprobs, self.cached = delta.logprobs, delta.num_cached_tokens
         self.pieces = [p for output in outputs for p in output.pieces]
         self.paths = {output.path.value for output in outputs}
         self.finished = [output.finished for output in outputs]

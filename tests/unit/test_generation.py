@@ -83,13 +83,17 @@ def test_stop_strings_over_replayed_tokens(data, include, first, budget, seeded,
     stop = text[begin : begin + data.draw(st.integers(1, 4))]
     extra = {"stop": (stop,), "include_stop_str_in_output": include}
     stack = Stack()
+    stack.engine.cached = data.draw(st.integers(0, 40))
     stack.answer(sampling={**base, "max_tokens": first, **data.draw(st.sampled_from([{}, extra]))})
     plan = plan_for(sampling={**base, "max_tokens": budget, **extra})
+    runs = stack.runs
     reply = stack.run(plan)[0]
     assert reply.same == without_cache(plan).same
+    assert reply.cached == (3 if stack.runs == runs else min(stack.engine.cached, 2))
     runs = stack.runs
     again = stack.run(plan_for(sampling=plan.sampling))[0]
     assert again.same == reply.same and stack.runs == runs, "a repeat always hits"
+    assert again.cached == 3
     # What a stop string cut off is the beginning of an answer, not one.
     whole = plan_for(sampling={**base, "max_tokens": 50})
     assert stack.run(whole)[0].same == without_cache(whole).same
@@ -364,6 +368,49 @@ def test_a_twin_that_comes_before_the_cache_knows_finds_the_run():
     stack.feedback.release()
     assert stack.generations.shared_runs == 0
     assert stack.answer().same == a.same and stack.runs == 1
+
+
+# -- what was not computed -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("asked", "cached"),
+    [
+        ({"max_tokens": 5}, 3), ({"max_tokens": 4}, 3), ({"max_tokens": 5, "n": 2}, 3),
+        ({"max_tokens": 9}, 1),
+        ({"max_tokens": 5, "logprobs": 1}, 1), ({"max_tokens": 5, "bad_words": ("x",)}, 1),
+        ({"max_tokens": 5, **SEEDED}, 1), ({"max_tokens": 5, **SEEDED, "n": 2}, 1),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_cached_tokens_are_all_if_and_only_if_the_engine_did_not_run(asked, cached):
+    stack = Stack()
+    stack.engine.cached = 1
+    assert stack.answer(sampling={"max_tokens": 5}).cached == 1
+    reply = stack.answer(sampling=asked)
+    assert reply.cached == cached and stack.runs == (1 if cached == 3 else 2)
+
+
+@pytest.mark.parametrize("in_the_prefix_cache", [0, 2, 3, 7])
+def test_a_beginning_that_is_gone_on_with_is_not_all_cached(in_the_prefix_cache):
+    stack = Stack()
+    stack.answer(sampling={"max_tokens": 5})
+    stack.engine.cached = in_the_prefix_cache  # of a prompt of 8: ours, and the tokens known
+    assert stack.answer(sampling={"max_tokens": 9}).cached == min(in_the_prefix_cache, 2)
+
+
+def test_a_beginning_that_ends_at_a_stop_string_is_all_cached():
+    stack = Stack()
+    text = stack.answer(sampling={"max_tokens": 5}).texts[0]
+    reply = stack.answer(sampling={"max_tokens": 9, "stop": (text[2],)})
+    assert reply.reasons == ("stop",) and reply.cached == 3 and stack.runs == 1
+
+
+def test_twins_say_what_their_run_found():
+    stack = Stack()
+    stack.engine.cached = 2
+    replies = asyncio.run(gather(stack, [plan_for() for _ in range(3)]))
+    assert [reply.cached for reply in replies] == [2, 2, 2] and stack.runs == 1
 
 
 # -- streams ---------------------------------------------------------------------------------

@@ -5,7 +5,20 @@ import threading
 
 import pytest
 from deepseek_flash import metrics
-from deepseek_flash.metrics import Kind, Metric, Recorder, Rolling, histogram_series
+from deepseek_flash.contract import Cancelled, LookupResult, RequestError
+from deepseek_flash.decoder.replay import Use
+from deepseek_flash.dflash.entry import Eviction, Offer
+from deepseek_flash.dspark.drafts import Source
+from deepseek_flash.dspark.paths import Path
+from deepseek_flash.metrics import (
+    Kind,
+    Metric,
+    Recorder,
+    Rolling,
+    count_error,
+    histogram_series,
+    known_series,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -84,7 +97,12 @@ def test_histogram_series():
     assert {series.kind for series in (*buckets, total, count)} == {Kind.COUNTER}
 
 
-ALL = {*metrics.SCHEDULER_METRICS, *metrics.CACHE_METRICS, *metrics.DECODER_METRICS}
+STAGES = {
+    "scheduler": metrics.SCHEDULER_METRICS,
+    "cache": metrics.CACHE_METRICS,
+    "decoder": metrics.DECODER_METRICS,
+}
+ALL = {metric for published in STAGES.values() for metric in published}
 
 
 @pytest.mark.parametrize("metric", ALL, ids=lambda metric: metric.name)
@@ -96,8 +114,74 @@ def test_every_metric_is_well_formed(metric):
     assert len(set(labels)) == len(labels)
 
 
-def test_names_of_metrics_are_unique():
-    assert len({metric.name for metric in ALL}) == len(ALL)
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_process_has_each_name_once(stage):
+    assert len({metric.name for metric in STAGES[stage]}) == len(STAGES[stage])
+
+
+def test_a_name_means_the_same_in_each_process():
+    facts = {(metric.name, metric.kind, metric.help, *metric.labels) for metric in ALL}
+    assert len(facts) == len({metric.name for metric in ALL})
+
+
+# -- series that are there before anything happened ------------------------------------------
+
+
+def test_known_series():
+    def labels(**values):
+        return [s.labels for s in known_series(Metric("c", Kind.COUNTER, "help", labels=values))]
+
+    assert labels() == [()]
+    assert labels(a=("1", "2"), b=("x",)) == [
+        (("a", "1"), ("b", "x")),
+        (("a", "2"), ("b", "x")),
+    ]
+    assert labels(a=("1", "2"), unknown=()) == []
+    buckets, total, count = histogram_series(HISTOGRAM)
+    assert known_series(HISTOGRAM) == [*buckets, total, count]
+
+
+def values_of(kinds):
+    return {str(kind.value) for kind in kinds}
+
+
+@pytest.mark.parametrize(
+    ("metric", "label", "values"),
+    [
+        (metrics.LOOKUPS, "result", (values_of(LookupResult) - {"off"}) | {"semantic"}),
+        (metrics.PATH_TOKENS, "path", values_of(Path)),
+        (metrics.PASSES, "path", values_of(Path)),
+        (metrics.DRAFTS_PROPOSED, "source", {source.name.lower() for source in Source}),
+        (metrics.DRAFTS_ACCEPTED, "source", {source.name.lower() for source in Source}),
+        (metrics.REPLAYS, "use", values_of(Use)),
+        (metrics.OFFERS, "result", values_of(Offer)),
+        (metrics.EVICTIONS, "reason", values_of(set(Eviction) - {Eviction.REMOVED})),
+        # A cancelled request has a counter of its own.
+        (
+            metrics.ERRORS,
+            "reason",
+            {kind.reason for kind in {RequestError, *RequestError.__subclasses__()} - {Cancelled}},
+        ),
+    ],
+    ids=lambda it: it.name if isinstance(it, Metric) else "",
+)
+def test_all_values_of_a_label_are_known(metric, label, values):
+    assert set(metric.labels[label]) == values
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_an_error_is_one_of_the_series_of_its_stage(stage):
+    errors = next(metric for metric in STAGES[stage] if metric.name == metrics.ERRORS.name)
+    recorder = Recorder()
+    count_error(recorder, stage, ValueError())
+    assert recorder.take().keys() < set(known_series(errors))
+    assert {dict(series.labels)["stage"] for series in known_series(errors)} == {stage}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_process_has_not_too_many_series(stage):
+    """Each is made by a call of its own at the start, and deleted by one at the end."""
+    assert sum(len(known_series(metric)) for metric in STAGES[stage]) < 150
 
 
 # -- rolling ---------------------------------------------------------------------------------

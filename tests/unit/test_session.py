@@ -1,13 +1,14 @@
 """One request in the decoder, over scripted engines: it ends in exactly one way."""
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 from deepseek_flash import metrics
 from deepseek_flash.contract import Cancelled, Expired, InvalidField, Sampling
 from deepseek_flash.decoder import session as session_module
-from deepseek_flash.decoder.output import Output, Piece
+from deepseek_flash.decoder.output import Output, Piece, from_vllm
 from deepseek_flash.decoder.session import Session
 from deepseek_flash.metrics import Recorder, Rolling
 from hypothesis import given
@@ -25,9 +26,11 @@ def no_vllm(monkeypatch):
     monkeypatch.setattr(session_module, "translate", lambda error: error)
 
 
-def part(text="x", ids=(5,), reason=None, index=0, finished=False, total=None, logprobs=None):
+def part(
+    text="x", ids=(5,), reason=None, index=0, finished=False, total=None, logprobs=None, cached=0
+):
     piece = Piece(index, text, ids, reason, cumulative_logprob=total, logprobs=logprobs)
-    return Output((piece,), finished)
+    return Output((piece,), finished, num_cached_tokens=cached)
 
 
 def last(text="end", reason="stop", **changes):
@@ -122,6 +125,34 @@ def test_greedy_choices_are_one_generation_told_n_times():
     assert run.texts == [("ab",) * 3]
     assert run.deltas[0].token_ids == ((5, 5),) * 3
     assert run.counts["vllm:generation_tokens_total",] == 2
+
+
+@pytest.mark.parametrize(
+    ("brought", "told"),
+    [
+        ((2, 2, 2), (2, 2, 2)), ((None, None, None), (3, 3, 3)), ((None, 1, 1), (3, 1, 1)),
+        ((None, None, 5), (3, 3, 2)), ((2, 1, 2), (2, 1, 1)),
+    ],
+)  # fmt: skip
+def test_cached_tokens_are_all_until_the_engine_runs_and_never_rise(brought, told):
+    one, two, three = brought
+    script = part(cached=one), part(cached=two), last(cached=three)
+    streamed, whole = Run(*script, stream=True), Run(*script)
+    assert tuple(delta.num_cached_tokens for delta in streamed.deltas) == told
+    assert [delta.num_cached_tokens for delta in whole.deltas] == [told[-1]]
+
+
+def test_cached_tokens_of_choices_are_those_that_none_computed():
+    script = part(reason="stop", index=0, cached=1), last(index=1, cached=2)
+    for made in (script, script[::-1]):
+        run = Run(*(replace(it, finished=it is made[-1]) for it in made), sampling=Sampling(n=2))
+        assert run.deltas[0].num_cached_tokens == 1
+
+
+@pytest.mark.parametrize(("vllms", "ours"), [(None, 0), (0, 0), (7, 7)])
+def test_cached_tokens_of_vllm(vllms, ours):
+    output = SimpleNamespace(outputs=[], finished=False, num_cached_tokens=vllms)
+    assert from_vllm(output, None).num_cached_tokens == ours
 
 
 def test_logprobs_are_plain_and_minus_infinity_can_be_said():

@@ -29,6 +29,7 @@ from tests.unit.fakes import make_plan
 
 SECRET, OTHER = b"k" * 32, b"o" * 32
 KINDS = (RequestPlan, CancelPlan, Lookup, Control)
+EVERYTHING = Returns(**dict.fromkeys(Returns.__dataclass_fields__, True))
 
 RICH = make_plan(
     deadline=12.5,
@@ -140,7 +141,7 @@ def test_every_input_of_the_scheduler_is_read(triton):
     assert triton_io.read_client_request(client('{"a": 1}', 5, **sent)) == ClientRequest(
         text_input=b"text_input", input_ids=[7], messages=b"messages", turn_starts=[7],
         stream=True, sampling_parameters=b"sampling_parameters", parameters={"a": 1},
-        exclude_input_in_output=True, returns=Returns(True, True, True, True, True, True),
+        exclude_input_in_output=True, returns=EVERYTHING,
         session_id=b"session_id", cache_salt=b"cache_salt", cancel_token=b"cancel_token",
         request_timeout_ms=7, transport_timeout_us=5,
     )  # fmt: skip
@@ -167,9 +168,8 @@ def test_a_sealed_input(triton):
 DELTA = Delta(
     texts=("é", ""), finish_reasons=(None, "stop"), token_ids=((5, 6), (7,)),
     cumulative_logprobs=(-1.5, None), logprobs=([{5: {"logprob": -0.5}}], None),
-    num_input_tokens=3,
+    num_input_tokens=3, num_cached_tokens=2,
 )  # fmt: skip
-EVERYTHING = Returns(True, True, True, True, True, True)
 TYPES = {"TYPE_STRING": "O", "TYPE_FP32": "f", "TYPE_UINT32": "I", "TYPE_INT32": "i"}
 
 
@@ -187,7 +187,7 @@ def test_every_output(triton):
     assert [json.loads(text) for text in tensors["logprobs"]] == [
         [{"5": {"logprob": -0.5}}], None,
     ]  # fmt: skip
-    assert list(tensors["num_input_tokens"]) == [3]
+    assert list(tensors["num_input_tokens"]) == [3] and list(tensors["num_cached_tokens"]) == [2]
     assert list(tensors["num_output_tokens"]) == [2, 1]
     assert list(tensors["token_ids"]) == [5, 6, 7]
 

@@ -13,6 +13,10 @@ LOWEST_LOGPROB = -9999.0  # for minus infinity, which JSON cannot say; vLLM's ow
 class Answer:
     """One request's choices. They come one at a time; a response carries all of them.
 
+    A response's ``num_cached_tokens`` is what holds by then: all of the prompt while everything was
+    replayed, then the engine's figure, the smallest of the choices'. So it never rises, and the
+    last response's is the answer's.
+
     Args:
         choices: how many the engine generates.
         copies: how often each is told: ``n`` greedy choices are one generation.
@@ -21,7 +25,7 @@ class Answer:
     def __init__(
         self, choices: int, num_input_tokens: int, prepended_text: str = "", copies: int = 1
     ) -> None:
-        self._num_input_tokens = num_input_tokens
+        self._num_input_tokens = self._num_cached_tokens = num_input_tokens
         self._copies = copies
         self._texts = [prepended_text] * choices
         self._token_ids: list[list[int]] = [[] for _ in range(choices)]
@@ -43,6 +47,12 @@ class Answer:
                 self._logprobs[index] = (self._logprobs[index] or []) + _plain(piece)
             new += len(piece.token_ids)
         self.num_output_tokens += new
+        if output.num_cached_tokens is not None:
+            # Behind a replayed beginning the engine's prompt is longer than ours, and all of ours
+            # may be in its cache. But it ran, and "all" is what an answer without it says.
+            self._num_cached_tokens = min(
+                self._num_cached_tokens, output.num_cached_tokens, self._num_input_tokens - 1
+            )
         return new
 
     @property
@@ -58,6 +68,7 @@ class Answer:
             cumulative_logprobs=tuple(self._sums) * self._copies,
             logprobs=tuple(self._logprobs) * self._copies,
             num_input_tokens=self._num_input_tokens,
+            num_cached_tokens=self._num_cached_tokens,
         )
         self._texts = [""] * len(self._texts)
         self._token_ids = [[] for _ in self._token_ids]

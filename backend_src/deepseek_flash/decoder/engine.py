@@ -107,6 +107,12 @@ class Engine:
         return self._stats.running, self._stats.waiting
 
     @property
+    def kv_cache_usage(self) -> float:
+        """Share of the KV cache that running requests hold, 0 to 1."""
+        # As with ``load``: the last report may be of requests that were all aborted.
+        return self._stats.kv_cache_usage if self._llm.get_num_unfinished_requests() else 0.0
+
+    @property
     def steps(self) -> int:
         """Rises while the engine works."""
         return self._stats.steps
@@ -115,6 +121,14 @@ class Engine:
     def preemptions(self) -> int:
         """So far: requests that lost their KV cache to others, and are computed anew."""
         return self._stats.preemptions
+
+    async def profile(self, on: bool) -> None:
+        """Start or stop vLLM's profiler, whose traces go where ``profiler_config`` says.
+
+        Raises:
+            Exception: the engine was started without one.
+        """
+        await (self._llm.start_profile() if on else self._llm.stop_profile())
 
     def close(self) -> None:
         """Stop the engine's processes, by force after a while, and the loop."""
@@ -130,6 +144,7 @@ class EngineStats:
     waiting = 0
     steps = 0
     preemptions = 0
+    kv_cache_usage = 0.0
 
 
 def start_engine(
@@ -214,6 +229,7 @@ def _stat_logger(stats: EngineStats) -> Any:
             if scheduler_stats is not None:
                 stats.running = scheduler_stats.num_running_reqs
                 stats.waiting = scheduler_stats.num_waiting_reqs
+                stats.kv_cache_usage = scheduler_stats.kv_cache_usage
             if iteration_stats is not None:
                 stats.preemptions += iteration_stats.num_preempted_reqs
 

@@ -30,11 +30,13 @@ class Output:
     """Pieces that belong together; ``finished``: no choice goes on.
 
     ``path``: None where DSpark's worker counts the tokens by the path that made them.
+    ``num_cached_tokens``: of the engine's prompt, from its prefix cache; None: replayed.
     """
 
     pieces: tuple[Piece, ...]
     finished: bool
     path: Path | None = Path.SLOW
+    num_cached_tokens: int | None = 0
 
 
 Outputs = AsyncGenerator[Output, None]
@@ -51,4 +53,5 @@ def from_vllm(output: RequestOutput, path: Path | None) -> Output:
         ),
         output.finished,
         path,
+        output.num_cached_tokens or 0,  # vLLM may know none
     )  # fmt: skip

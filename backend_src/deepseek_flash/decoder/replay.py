@@ -85,7 +85,7 @@ async def replay_whole(plan: RequestPlan, lookup: Lookup, make_text: MakeText) -
     budget, last = plan.sampling.max_tokens, len(lookup.replays) - 1
     for index, known in enumerate(lookup.replays):
         for piece in _pieces(make_text(plan), index, known, budget):
-            yield Output((piece,), bool(piece.finish_reason) and index == last, Path.FAST)
+            yield _replayed(piece, bool(piece.finish_reason) and index == last)
             await asyncio.sleep(0)  # a long answer must not hold up the others
 
 
@@ -96,7 +96,7 @@ async def continue_from(
     (known,) = lookup.replays
     text, budget = make_text(plan), plan.sampling.max_tokens
     for piece in _pieces(text, 0, known, budget):
-        yield Output((piece,), piece.finish_reason is not None, Path.FAST)
+        yield _replayed(piece, piece.finish_reason is not None)
         if piece.finish_reason:
             return
         await asyncio.sleep(0)
@@ -111,9 +111,14 @@ async def continue_from(
         async for output in outputs:
             (made,) = output.pieces
             piece = _detokenized(text, made)
-            yield Output((piece,), output.finished or piece.finish_reason is not None, output.path)
+            finished = output.finished or piece.finish_reason is not None
+            yield replace(output, pieces=(piece,), finished=finished)
             if piece.finish_reason:
                 return  # at a stop string of which the engine knows nothing: closing aborts it
+
+
+def _replayed(piece: Piece, finished: bool) -> Output:
+    return Output((piece,), finished, Path.FAST, num_cached_tokens=None)
 
 
 def _detokenized(text: TokenText, made: Piece) -> Piece:

@@ -30,6 +30,7 @@ from deepseek_flash.decoder.session import Session
 from deepseek_flash.runtime import Runtime
 
 REMEMBERED_CANCELS = 4096
+PROFILE = ("start_profile", "stop_profile")
 REMEMBER_SECONDS = 60.0
 REPORT_SECONDS = 0.5
 
@@ -98,6 +99,7 @@ class DecoderService:
         running, waiting = self._engine.load
         self._recorder.gauge(metrics.RUNNING, running)
         self._recorder.gauge(metrics.WAITING, waiting)
+        self._recorder.gauge(metrics.KV_CACHE_USAGE, self._engine.kv_cache_usage)
         self._recorder.gauge(metrics.P95_FIRST_TOKEN, self._first_tokens.quantile(0.95, now))
         self._recorder.gauge(metrics.TOKENS_PER_SECOND, self._tokens.rate(now))
 
@@ -142,10 +144,20 @@ class DecoderService:
 
     async def _order(self, order: CancelPlan | Control, reply: Reply) -> None:
         if isinstance(order, CancelPlan):
-            found = self._cancel(order.cancel_key)
+            done = "cancelled" if self._cancel(order.cancel_key) else "not_found"
+        elif order.action == "abort_all":
+            done = "cancelled" if await self._abort_all("by the operator") else "not_found"
+        elif order.action in PROFILE:
+            try:
+                await self._engine.profile(order.action == PROFILE[0])
+            except Exception as error:  # vLLM's, without a kind of its own: no profiler configured
+                reply.fail(InvalidField("control", f"{order.action}: {error}"))
+                return
+            done = "stop"
         else:
-            found = await self._abort_all("by the operator") > 0
-        reply.send(_done("cancelled" if found else "not_found"), last=True)
+            reply.fail(InvalidField("control", f"there is no action {order.action!r}"))
+            return
+        reply.send(_done(done), last=True)
 
     def _cancel(self, key: str) -> bool:
         session = self._by_cancel_key.get(key)
@@ -177,5 +189,5 @@ class _DSpark:
 def _done(reason: str) -> Delta:
     return Delta(
         texts=("",), finish_reasons=(reason,), token_ids=((),), cumulative_logprobs=(None,),
-        logprobs=(None,), num_input_tokens=0,
+        logprobs=(None,), num_input_tokens=0, num_cached_tokens=0,
     )  # fmt: skip

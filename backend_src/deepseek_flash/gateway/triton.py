@@ -21,7 +21,9 @@ CANCEL_SECONDS = 5.0
 READY_SECONDS = 2.0
 
 # Outputs that every answer must tell.
-_RETURNS = ("finish_reason", "num_input_tokens", "num_output_tokens", "token_ids")
+_RETURNS = (
+    "finish_reason", "num_input_tokens", "num_cached_tokens", "num_output_tokens", "token_ids",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ class Chunk:
     token_ids: tuple[tuple[int, ...], ...]
     logprobs: tuple[list[dict[str, Any]] | None, ...]  # a dict a token: id → logprob, rank, text
     num_input_tokens: int
-    num_cached_tokens: int | None  # of the prompt; None: not told
+    num_cached_tokens: int  # of the prompt, not computed by then; all: the engine did not run
 
 
 class TritonClient:
@@ -158,7 +160,6 @@ def _chunk(result: Any, response: Any) -> Chunk:
         split.append(tuple(ids[place : place + count]))
         place += count
     logprobs = tensors.get("logprobs")
-    cached = tensors.get("num_cached_tokens")
     return Chunk(
         texts=tuple(text.decode() for text in tensors["text_output"]),
         finish_reasons=tuple(None if reason == "None" else reason for reason in reasons),
@@ -167,5 +168,5 @@ def _chunk(result: Any, response: Any) -> Chunk:
         if logprobs is None
         else tuple(json.loads(text) for text in logprobs),
         num_input_tokens=int(tensors["num_input_tokens"][0]),
-        num_cached_tokens=None if cached is None else int(cached[0]),
+        num_cached_tokens=int(tensors["num_cached_tokens"][0]),
     )

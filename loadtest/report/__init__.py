@@ -1,0 +1,1 @@
+"""From a load test's records to its figures, verdict, table and report."""

@@ -1,0 +1,1 @@
+"""The load itself: Locust users, one class a door, that play the legs of a plan."""
