@@ -19,7 +19,9 @@ def test_the_first_event_has_real_usage(door):
                               "cache_read_input_tokens"}  # fmt: skip
         assert usage["input_tokens"] > 0 and start["message"]["id"].startswith("msg_")
         count = door.post(COUNT, {"model": MODEL, "messages": message_body("hi")["messages"]})
-        assert count.json["input_tokens"] == delta["usage"]["input_tokens"]
+        told = delta["usage"]
+        assert count.json["input_tokens"] == told["input_tokens"] + told["cache_read_input_tokens"]
+        assert {**told, "output_tokens": 0} == usage
         assert delta["usage"]["output_tokens"] == 3 and stop["type"] == "message_stop"
         assert not answer.done
 

@@ -28,6 +28,21 @@ def runs(door, ask):
     return door.ensemble.runs - before, answer
 
 
+@pytest.mark.parametrize("path", ["chat", "complete"])
+def test_cache_counters_under_both_names(door, path):
+    """CB-15. A replay counts as a wholly cached prompt: nothing of it was computed."""
+    text = "x" * 1500
+    for hit in (False, True):
+        for stream in (False, True):
+            if not hit:
+                door.ensemble.reset()
+            usage = getattr(door, path)(text, stream=stream, **(USAGE if stream else {})).usage
+            cached = usage["prompt_tokens_details"]["cached_tokens"]
+            assert cached == usage["prompt_cache_hit_tokens"]
+            assert cached == (usage["prompt_tokens"] if hit else 0)
+            assert usage["prompt_cache_miss_tokens"] == usage["prompt_tokens"] - cached
+
+
 def by_seed(plan, index):
     seed = plan.sampling.seed
     return [f"seed {seed} choice {index}"]

@@ -56,11 +56,12 @@ class MessageEvents:
 
 def _usage(found: Event | None, call: Call) -> Event:
     """Never null, with all counters. The same from the first event to the last, where the prompt
-    is concerned: the library tells what was cached at the end only."""
+    is concerned: the library tells what was cached at the end only. One token at least counts as
+    new: clients take an input of none for a broken answer."""
     found = found or {}
     told = found.get("cache_read_input_tokens")
     prompt = found.get("input_tokens", 0) + (told or 0)
-    cached = max(0, min(call.cached_tokens or 0, prompt))
+    cached = max(0, min(call.cached_tokens or 0, prompt - 1))
     return {
         "input_tokens": prompt - cached,
         "output_tokens": found.get("output_tokens", 0),
