@@ -6,8 +6,8 @@ HTTP_PORT    ?= 8000
 GRPC_PORT    ?= 8001
 METRICS_PORT ?= 8002
 GATEWAY_PORT ?= 9000
-# Reserved for the OpenAI-compatible front door, as is GATEWAY_PORT.
-GATEWAY      ?= 0
+# The OpenAI- and Anthropic-compatible front door; 0: without it.
+GATEWAY      ?= 1
 FLAGS        ?=
 
 VENV := .venv/bin/python
@@ -22,7 +22,7 @@ OPERATE := --host $(HOST) --http-port $(HTTP_PORT) --grpc-port $(GRPC_PORT)
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-16s %s\n", $$1, $$2}'
-	@echo "  Variables: MODEL=smollm2|tiny-deepseek|path|hub id  HOST HTTP_PORT GRPC_PORT METRICS_PORT"
+	@echo "  Variables: MODEL=smollm2|tiny-deepseek|path|hub id  HOST HTTP_PORT GRPC_PORT METRICS_PORT GATEWAY_PORT"
 	@echo "             FLAGS=\"--no-enable-dflash …\"  PROMPT=\"…\"  PYTHON=python3.11"
 
 setup: ## install everything for MODEL into .venv and build/ (once; serve and test do it too)
@@ -32,7 +32,8 @@ setup-dev: ## the same for tests, with ruff and mypy
 	@$(PYTHON) scripts/setup.py --model tiny-deepseek --dev
 
 serve: setup ## serve MODEL in the foreground until Ctrl-C
-	@exec $(VENV) -m deepseek_flash.serve $(if $(MODEL),--model $(MODEL)) --host $(HOST) $(PORTS) $(FLAGS)
+	@exec $(VENV) -m deepseek_flash.serve $(if $(MODEL),--model $(MODEL)) --host $(HOST) $(PORTS) \
+		$(if $(filter-out 0,$(GATEWAY)),--gateway-port $(GATEWAY_PORT)) $(FLAGS)
 
 drain: ## let running requests finish, then stop the server on HTTP_PORT
 	@$(VENV) -m deepseek_flash.serve --drain --http-port $(HTTP_PORT)

@@ -33,6 +33,9 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--http-port", type=int, default=8000)
     parser.add_argument("--grpc-port", type=int, default=8001)
     parser.add_argument("--metrics-port", type=int, default=8002)
+    parser.add_argument(
+        "--gateway-port", type=int, default=0, help="OpenAI and Anthropic API; 0: none (default)"
+    )
     parser.add_argument("--model-repository", default=str(REPOSITORY / "model_repository"))
     parser.add_argument("--start-timeout", type=float, default=1800.0, help="seconds")
     parser.add_argument(
@@ -45,7 +48,7 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--print-env", action="store_true", help="print what a bare tritonserver needs, and end"
     )
-    for model, kind in config.CONFIGS.items():
+    for model, kind in config.ALL_CONFIGS.items():
         group = parser.add_argument_group(f"settings of {model}")
         for setting in fields(kind):
             flag, name = setting.name.replace("_", "-"), f"setting:{setting.name}"

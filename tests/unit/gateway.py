@@ -17,8 +17,8 @@ from typing import Any
 import httpx
 from deepseek_flash import triton_io
 from deepseek_flash.config import GatewayConfig
-from deepseek_flash.gateway.app import Gateway, open_gateway, open_keyring
-from deepseek_flash.gateway.keys import hashed
+from deepseek_flash.gateway.app import Gateway, open_gateway
+from deepseek_flash.gateway.keys import Keyring, hashed
 from deepseek_flash.runtime import Runtime
 
 from tests.unit import gateway_model
@@ -126,7 +126,7 @@ class Door:
         config = replace(SETTINGS, **settings)
         self.gateway: Gateway = self.run(
             open_gateway(library(), config, NAMES, f"127.0.0.1:{ensemble.port}",
-                         open_keyring(config))
+                         Keyring.of(config))
         )  # fmt: skip
         self.client: httpx.AsyncClient = self.run(self._open())
 

@@ -38,6 +38,9 @@ class Scripted(Launcher):
         self._ready, status = self.script.pop(0) if self.script else (True, None)
         self._server = SimpleNamespace(exit_code=status)
 
+    def _start_gateway(self):
+        pass
+
     def _wait_until_ready(self):
         return self._ready
 

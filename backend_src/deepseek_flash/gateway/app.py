@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 from deepseek_flash.config import GatewayConfig
 from deepseek_flash.gateway.door import Door
 from deepseek_flash.gateway.keys import Keyring
-from deepseek_flash.gateway.library import Library, load, make_app
+from deepseek_flash.gateway.library import Library, make_app
 from deepseek_flash.gateway.rules import Rules
 from deepseek_flash.gateway.triton import TritonClient
 from deepseek_flash.gateway.volatile import VolatileLines
@@ -32,16 +32,6 @@ def model_names(settings: GatewayConfig, engine_args: dict[str, Any]) -> tuple[s
     """The names by which the model is served."""
     given = tuple(n.strip() for n in settings.gateway_model_names.split(",") if n.strip())
     return given or (Path(engine_args["model"]).name,)
-
-
-def open_library(engine_args: dict[str, Any], settings: GatewayConfig) -> Library:
-    return load(engine_args, settings, model_names(settings, engine_args))
-
-
-def open_keyring(settings: GatewayConfig) -> Keyring:
-    """Raises ConfigError: malformed, or the file is not there."""
-    file = Path(settings.gateway_keys_file) if settings.gateway_keys_file else None
-    return Keyring(settings.gateway_keys, file)
 
 
 async def open_gateway(

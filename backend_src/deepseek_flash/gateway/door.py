@@ -19,7 +19,7 @@ from deepseek_flash.gateway.answer import Answer, Body, Events, Send
 from deepseek_flash.gateway.body import Gone, Receive, dump, read
 from deepseek_flash.gateway.call import Call
 from deepseek_flash.gateway.errors import RETRY_SECONDS, GatewayError, Protocol, internal
-from deepseek_flash.gateway.keys import ANYONE, Keyring, Tenant
+from deepseek_flash.gateway.keys import ANYONE, LOOPBACK, Keyring, Tenant
 from deepseek_flash.gateway.request_anthropic import prepare_count, prepare_messages
 from deepseek_flash.gateway.request_openai import (
     prepare_chat,
@@ -167,6 +167,7 @@ class Door:
 
     def _tenant(self, headers: Mapping[str, str]) -> Tenant:
         if not self._keyring.required:
+            _check_host(headers.get("host", ""))
             return ANYONE
         tenant = self._keyring.tenant(_keys(headers))
         if tenant is None:
@@ -189,6 +190,14 @@ class Door:
             yield
         finally:
             self._in_flight[tenant.name] -= 1
+
+
+def _check_host(host: str) -> None:
+    """Without keys, a page in a browser must not reach this machine's gateway by a name of its
+    own that leads here."""
+    name = host.rsplit(":", 1)[0] if not host.endswith("]") else host
+    if name.strip("[]") not in LOOPBACK:
+        raise GatewayError(403, "no API key is configured: only this machine may ask")
 
 
 def _protocol_of(path: str) -> Protocol:

@@ -12,7 +12,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from deepseek_flash.config import ConfigError
+from deepseek_flash.config import ConfigError, GatewayConfig
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 _LINE = re.compile(r"([\w.@-]+):([0-9a-f]{64})")
 
@@ -50,6 +52,12 @@ class Keyring:
         if file is not None and not self._in_file:
             raise ConfigError(f"gateway_keys_file: no key in {file}")
 
+    @classmethod
+    def of(cls, settings: GatewayConfig) -> Keyring:
+        """Raises ConfigError: malformed, or the file is not there."""
+        file = Path(settings.gateway_keys_file) if settings.gateway_keys_file else None
+        return cls(settings.gateway_keys, file)
+
     @property
     def required(self) -> bool:
         """Whether callers must have a key."""
@@ -82,6 +90,11 @@ class Keyring:
             if self._version is None:
                 raise ConfigError(f"gateway_keys_file: {self._file}: {error.strerror}") from None
             self._in_file, self._version = {}, (0, 0)  # taken away: nobody gets in any more
+
+
+def listen_address(host: str, keyring: Keyring) -> str:
+    """Where to listen: without keys on this machine only, whatever was asked for."""
+    return host if keyring.required or host in LOOPBACK else "127.0.0.1"
 
 
 def _parse(setting: str, lines: Iterable[str]) -> dict[str, bytes]:

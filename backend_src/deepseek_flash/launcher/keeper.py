@@ -22,6 +22,7 @@ from deepseek_flash.launcher.environment import (
     resolve_model,
     stub_environment,
 )
+from deepseek_flash.launcher.gateway import GatewayProcess, GatewaySetup
 from deepseek_flash.launcher.probe import check_health, send_control, server_ready
 from deepseek_flash.launcher.server import TERMINATE_SECONDS, Endpoints, Server, check_ports
 from deepseek_flash.runtime import Runtime
@@ -48,8 +49,9 @@ class Launcher:
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._repository = Path(arguments.model_repository)
         self._endpoints = Endpoints(
-            arguments.host, arguments.http_port, arguments.grpc_port, arguments.metrics_port
-        )
+            arguments.host, arguments.http_port, arguments.grpc_port, arguments.metrics_port,
+            arguments.gateway_port,
+        )  # fmt: skip
         self._url = f"{self._endpoints.local_host}:{self._endpoints.grpc}"
         self._directory = run_directory(self._endpoints.http)
         self._log = self._directory / "triton.log"
@@ -58,9 +60,14 @@ class Launcher:
         self._drain_seconds = arguments.drain_timeout
         self._probe_seconds = arguments.probe_interval
         self._environ = self._environment(arguments)
+        self._gateway_setup = self._endpoints.gateway and GatewaySetup.of(
+            self._endpoints.host, self._endpoints.gateway, self._url, self._repository,
+            self._environ,
+        )  # fmt: skip
         self._stop = threading.Event()
         self._drain = False
         self._server: Server | None = None
+        self._gateway: GatewayProcess | None = None
         self._runtime: Runtime | None = None
 
     def _environment(self, arguments: argparse.Namespace) -> dict[str, str]:
@@ -78,7 +85,7 @@ class Launcher:
         for name, value in vars(arguments).items():
             if name.startswith("setting:") and value is not None:
                 environ[config.PREFIX + name.removeprefix("setting:").upper()] = value
-        for kind in config.CONFIGS.values():
+        for kind in config.ALL_CONFIGS.values():
             config.read_config(kind, {}, environ)  # a malformed setting is told before the start
         return environ
 
@@ -95,6 +102,7 @@ class Launcher:
         try:
             while True:
                 self._start()
+                self._start_gateway()
                 ready = self._wait_until_ready()
                 if not (ready or restarts or self._crashed() or self._stop.is_set()):
                     return self._shut_down(1)  # it never worked: trying again would not help
@@ -112,6 +120,7 @@ class Launcher:
                 if self._stop.wait(pause):
                     return self._shut_down(0)
         finally:
+            self._end_gateway()
             self._end_server(graceful=False)
             shutil.rmtree(self._directory / "runtime", ignore_errors=True)
             (self._directory / "serve.pid").unlink(missing_ok=True)
@@ -137,6 +146,17 @@ class Launcher:
         model = self._environ.get(config.MODEL, "the model of model.json")
         say(f"loading {model} (log: {self._log})")
 
+    def _start_gateway(self) -> None:
+        """Once: it outlives a Triton that is restarted, and says so while that is away."""
+        if self._gateway is None and self._gateway_setup:
+            log = self._directory / "gateway.log"
+            if log.exists():
+                log.replace(log.with_suffix(".log.1"))
+            self._gateway = GatewayProcess(self._gateway_setup, self._environ, log)
+
+    def _gateway_ready(self) -> bool:
+        return self._gateway is None or self._gateway.ready
+
     def _wait_until_ready(self) -> bool:
         assert self._server is not None
         begin = time.monotonic()
@@ -145,9 +165,13 @@ class Launcher:
             now = time.monotonic()
             if self._server.exit_code is not None:
                 say(f"tritonserver ended with status {self._server.exit_code} while loading:")
-                self._show_failure()
+                self._show_failure(self._log)
                 return False
-            if server_ready(self._url):
+            if self._gateway is not None and self._gateway.exit_code is not None:
+                say(f"the gateway ended with status {self._gateway.exit_code}:")
+                self._show_failure(self._gateway.log)
+                return False
+            if server_ready(self._url) and self._gateway_ready():
                 health = check_health(self._url, PROBE_TIMEOUT_SECONDS)
                 if health.ok:
                     self._announce(now - begin)
@@ -168,6 +192,8 @@ class Launcher:
         )
         body = json.dumps({"text_input": "What is a GPU?", "max_tokens": 32, "temperature": 0})
         print(f"  curl -s http://{host}:{http}/v2/models/deepseek_flash/generate -d '{body}'")
+        if self._gateway_setup:
+            say(self._gateway_setup.described)
         print("Ctrl-C stops.", flush=True)
 
     def _watch(self) -> str:
@@ -180,6 +206,8 @@ class Launcher:
         while not self._stop.wait(WATCH_SECONDS):
             if self._server.exit_code is not None:
                 return f"tritonserver ended with status {self._server.exit_code}"
+            if self._gateway is not None and (news := self._gateway.keep()):
+                say(news)
             lost = stubs - self._server.stubs()
             if lost:
                 return f"a model's process died (pid {', '.join(map(str, sorted(lost)))})"
@@ -225,7 +253,14 @@ class Launcher:
                 send_control(self._url, "abort_all", runtime.secret, timeout=2.0)
             except (InferenceServerException, TimeoutError) as error:
                 say(f"the decoder did not take the order to abort: {error}")
+        self._end_gateway()
         server.stop(deadline)
+
+    def _end_gateway(self) -> None:
+        """After the requests: it has told its clients what became of them."""
+        gateway, self._gateway = self._gateway, None
+        if gateway is not None:
+            gateway.stop()
 
     def _wait_until_drained(self, runtime: Runtime) -> None:
         say("draining: no new requests are taken; a second signal ends it")
@@ -236,9 +271,9 @@ class Launcher:
             if self._stop.wait(2.0):
                 return
 
-    def _show_failure(self) -> None:
-        """The lines of Triton's log that tell why: ours and errors, else the last ones."""
-        lines = self._log.read_text(errors="replace").splitlines()
+    def _show_failure(self, log: Path) -> None:
+        """The lines of a log that tell why: ours and errors, else the last ones."""
+        lines = log.read_text(errors="replace").splitlines()
         telling = [line for line in lines if "failed to load" in line or "ConfigError" in line]
         for line in (telling or lines[-20:])[:20]:
             print("  " + line.split("\\n")[0][:400], flush=True)

@@ -34,9 +34,11 @@ class Endpoints:
     http: int
     grpc: int
     metrics: int
+    gateway: int = 0  # 0: there is none
 
     def named(self) -> dict[str, int]:
-        return {"HTTP_PORT": self.http, "GRPC_PORT": self.grpc, "METRICS_PORT": self.metrics}
+        ports = {"HTTP_PORT": self.http, "GRPC_PORT": self.grpc, "METRICS_PORT": self.metrics}
+        return {**ports, **({"GATEWAY_PORT": self.gateway} if self.gateway else {})}
 
     @property
     def local_host(self) -> str:
@@ -85,7 +87,7 @@ class Server:
             stderr=subprocess.STDOUT,
             # Of its own: a Ctrl-C in the terminal is ours to handle, and what is left can be found.
             start_new_session=True,
-            preexec_fn=_die_with_parent,
+            preexec_fn=die_with_parent,
         )
 
     def _command(self, triton: Triton, repository: Path, endpoints: Endpoints) -> list[str]:
@@ -174,7 +176,7 @@ class Server:
             path.unlink(missing_ok=True)
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """In the child: get SIGTERM when the launcher is killed outright."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
