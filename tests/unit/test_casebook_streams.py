@@ -159,7 +159,7 @@ def test_an_answer_that_ends_inside_a_character(door):
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("steps", [["a"] * 9 + [HANG], [HANG]], ids=["running", "before"])
-def test_who_leaves_cancels(door, stream, steps):
+def test_who_leaves_cancels(door, stream, steps, caplog):
     """CB-31"""
     door.says(*steps)
     body = chat_body(stream=stream, max_tokens=400)
@@ -167,6 +167,7 @@ def test_who_leaves_cancels(door, stream, steps):
     door.run(drive(door.gateway.app, CHAT, body, KEY_A, leave_after=chunks, when=0.3))
     wait_for(lambda: door.engine.running == 0, 1.0)
     wait_for(lambda: door.ensemble.runtime.board.in_flight == 0, 1.0)
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
     door.says("a" * 20)
     assert door.chat(max_tokens=400).text() == "a" * 20  # CB-32: a part is no answer
 

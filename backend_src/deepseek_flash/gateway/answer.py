@@ -84,6 +84,8 @@ class Answer:
         body = json.loads(data)
         if status >= 400:
             await self.fail(self._failure(status, body))
+        elif not isinstance(body, dict):
+            self._ended = True  # the client has left: the library answers nobody with nothing
         else:
             await self.json(status, self._mend_body(body, self._call))
 

@@ -6,9 +6,13 @@ import argparse
 import asyncio
 import logging
 import os
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+
+import uvicorn
 
 from deepseek_flash.config import (
     ConfigError,
@@ -33,8 +37,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 async def serve(arguments: argparse.Namespace, settings: GatewayConfig, keyring: Keyring) -> None:
     """Serve until a signal."""
-    import uvicorn  # these take seconds; a mistake in a setting is told before
-
+    # These take seconds; a mistake in a setting is told before.
     from deepseek_flash.gateway.app import model_names, open_gateway
     from deepseek_flash.gateway.library import load
 
@@ -57,8 +60,22 @@ async def serve(arguments: argparse.Namespace, settings: GatewayConfig, keyring:
         timeout_graceful_shutdown=CLOSE_SECONDS,
     )
     print(f"[gateway] {', '.join(names)} on {host}:{arguments.port}", flush=True)
-    await uvicorn.Server(config).serve()
+    server = _QuietServer(config)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, server.stop)
+    await server.serve()
     await gateway.triton.close()
+
+
+class _QuietServer(uvicorn.Server):
+    """Leaves signals to us: uvicorn would end the process by them, with cancels yet to be sent."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    def stop(self) -> None:
+        self.should_exit = True
 
 
 def main(argv: Sequence[str] | None = None) -> int:
