@@ -28,6 +28,7 @@ from deepseek_flash.dflash.table import Table
 from deepseek_flash.dflash.windows import SemanticWindows
 from deepseek_flash.dspark.fields import SamplingLimits
 from deepseek_flash.dspark.planner import Planner, PlannerOptions
+from deepseek_flash.dspark.prompt import PromptEncoder
 from deepseek_flash.runtime import Runtime
 from deepseek_flash.triton_io import error_response, read_client_request
 from deepseek_flash.worker.token_text import TokenText
@@ -179,7 +180,7 @@ class Ensemble(service_pb2_grpc.GRPCInferenceServiceServicer):
         )  # fmt: skip
         self.reset()
         self.service = DecoderService(self.engine, runtime, self.recorder, self.feedback)
-        self.planner = Planner(self.options, None, runtime.board, runtime.facts)
+        self.planner = Planner(self.options, PromptEncoder(tokenizer), runtime.board, runtime.facts)
         self._one_at_a_time = threading.Lock()
         self.planned: list[RequestPlan] = []
         self.asked: list[Any] = []

@@ -70,14 +70,15 @@ def test_two_different_limits_are_refused(door):
     assert "max_tokens:" in answer.error["message"]
 
 
-def test_keep_alives_are_comments_and_nothing_else(door):
+@pytest.mark.parametrize("path", ["chat", "complete", "message"])
+def test_keep_alives_are_comments_and_nothing_else(door, path):
     """CB-05, CB-06"""
     door.engine.pause = 1.3  # longer than the keep-alive interval of a second
-    door.says("a", "b")
-    lines = door.chat(stream=True, **USAGE).raw.decode().split("\n")
-    assert any(line.startswith(":") for line in lines)
+    door.says("ab")
+    lines = getattr(door, path)(stream=True).raw.decode().split("\n")
+    assert lines.count(": keep-alive") >= 1
     for line in lines:
-        assert line == "" or line.startswith((":", "data: "))
+        assert line == "" or line.startswith((":", "data: ", "event: "))
         if line.startswith("data: ") and line != "data: [DONE]":
             assert isinstance(json.loads(line[6:]), dict)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable
@@ -32,6 +33,7 @@ class Answer:
         self._start: dict[str, Any] = {}
         self._streams = self._started = self._ended = False
         self._rest = b""  # of an event, or of a body, that is not all there yet
+        self._wrote_at = 0.0
         self.status = 0
         self.failed = False
 
@@ -60,6 +62,17 @@ class Answer:
             await self._finish(_event(body, self._call.protocol))
         else:
             await self.json(error.status, body, error.headers)
+
+    async def keep_alive(self, seconds: float) -> None:
+        """Write a comment into a stream whenever it has been silent for so long; runs for ever."""
+        clock = asyncio.get_running_loop().time
+        self._wrote_at = clock()
+        while True:
+            await asyncio.sleep(self._wrote_at + seconds - clock())
+            if clock() - self._wrote_at >= seconds:
+                self._wrote_at = clock()
+                if self._streams and not self._ended:
+                    await self._write(b": keep-alive\n\n")
 
     async def json(self, status: int, body: Any, headers: dict[str, str] | None = None) -> None:
         """Send a whole JSON response."""
@@ -128,6 +141,7 @@ class Answer:
         return self._failure(code if isinstance(code, int) else 500, found)
 
     async def _write(self, data: bytes) -> None:
+        self._wrote_at = asyncio.get_running_loop().time()
         await self._begin()
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 

@@ -57,7 +57,7 @@ async def open_gateway(
     )
     door = Door(
         app, rules, keyring, settings.gateway_tenant_limit,
-        settings.gateway_max_body_mb * 1_000_000,
+        settings.gateway_max_body_mb * 1_000_000, settings.gateway_keep_alive_seconds,
         lambda route, status: requests.labels(route, status).inc(),
     )  # fmt: skip
     return Gateway(door, triton)

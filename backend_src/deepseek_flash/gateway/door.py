@@ -5,6 +5,7 @@ Only what stands in the table exists; the library has many more routes, some of 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 from collections import Counter
@@ -36,6 +37,7 @@ App = Callable[[Any, Receive, Send], Awaitable[None]]
 Prepare = Callable[[dict[str, Any], Call, Rules], None]
 Observe = Callable[[str, int], None]  # a route, and the status of its answer
 
+CLIENT_LEFT = 499  # nginx's status for it, in metrics
 SESSION_HEADERS = ("x-session-id", "x-deepseek-harness-session-id")
 _REQUEST_ID = re.compile(r"[\w.-]{1,128}")
 
@@ -104,6 +106,7 @@ class Door:
         keyring: Keyring,
         tenant_limit: int,
         most_bytes: int,
+        keep_alive: float,
         observe: Observe,
     ) -> None:
         self._app = app
@@ -111,6 +114,7 @@ class Door:
         self._keyring = keyring
         self._tenant_limit = tenant_limit  # 0: none
         self._most_bytes = most_bytes
+        self._keep_alive = keep_alive  # seconds of silence
         self._observe = observe
         self._in_flight: Counter[str] = Counter()
 
@@ -138,8 +142,10 @@ class Door:
             log.exception("a call of %s failed", path)
             await answer.fail(internal())
         finally:
-            failed = answer.failed and answer.status < 400
-            self._observe(path if route else "other", 500 if failed else answer.status)
+            status = answer.status or CLIENT_LEFT
+            if answer.failed and status < 400:  # inside a stream
+                status = 500
+            self._observe(path if route else "other", status)
 
     async def _serve(
         self, path: str, route: Route | None, scope: Any, headers: Mapping[str, str],
@@ -163,7 +169,11 @@ class Door:
         route.prepare(body, call, self._rules)
         data = dump(body)
         with self._counted(call.tenant if route.generates else None):
-            await self._app(scope, _replayed(data, receive), answer)
+            alive = asyncio.create_task(answer.keep_alive(self._keep_alive))
+            try:
+                await self._app(scope, _replayed(data, receive), answer)
+            finally:
+                alive.cancel()
 
     def _tenant(self, headers: Mapping[str, str]) -> Tenant:
         if not self._keyring.required:

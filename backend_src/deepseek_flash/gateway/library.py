@@ -87,8 +87,7 @@ def _arguments(
     tools = tool_parser(settings.gateway_tool_parser, mode, tokenizer)
     reasoning = reasoning_parser(settings.gateway_reasoning_parser, mode, tokenizer)
     line = ["--model", engine.model, "--served-model-name", *names,
-            "--enable-prompt-tokens-details", "--disable-log-stats",
-            f"--sse-keep-alive-interval={settings.gateway_keep_alive_seconds}"]  # fmt: skip
+            "--enable-prompt-tokens-details", "--disable-log-stats"]  # fmt: skip
     if tools is not None:
         line += ["--enable-auto-tool-choice", "--tool-call-parser", tools]
     try:
