@@ -66,7 +66,7 @@ env: ## shell lines that a bare tritonserver needs, to be evaluated
 
 test: unit integration ## everything: unit, then integration against a real tritonserver
 
-unit: setup-dev ## tests that need neither Triton nor vLLM
+unit: setup-dev ## tests without Triton and without an engine
 	@$(VENV) -m pytest tests/unit -q
 
 integration: setup-dev ## tests against a real tritonserver with tiny-deepseek
