@@ -34,12 +34,13 @@ COUNT = "/v1/messages/count_tokens"
 
 
 @cache
-def library() -> Any:
-    """vLLM's part: seconds, so once for all."""
+def library(mode: str = "auto") -> Any:
+    """vLLM's part: seconds, so once for all. ``mode``: a tokenizer mode of vLLM's."""
     from deepseek_flash.gateway.library import load
 
     folder = gateway_model.save(Path(tempfile.mkdtemp(prefix="gateway-model-")))
-    engine = {"model": str(folder), "max_model_len": gateway_model.CONTEXT, "dtype": "float32"}
+    engine = {"model": str(folder), "max_model_len": gateway_model.CONTEXT, "dtype": "float32",
+              "tokenizer_mode": mode}  # fmt: skip
     return load(engine, SETTINGS, NAMES)
 
 
@@ -117,7 +118,7 @@ class Answer:
 class Door:
     """A gateway, and the ensemble behind it."""
 
-    def __init__(self, ensemble: Ensemble, **settings: Any) -> None:
+    def __init__(self, ensemble: Ensemble, mode: str, **settings: Any) -> None:
         self.ensemble = ensemble
         self.engine = ensemble.engine
         self.loop = asyncio.new_event_loop()
@@ -125,7 +126,7 @@ class Door:
         self._thread.start()
         config = replace(SETTINGS, **settings)
         self.gateway: Gateway = self.run(
-            open_gateway(library(), config, NAMES, f"127.0.0.1:{ensemble.port}",
+            open_gateway(library(mode), config, NAMES, f"127.0.0.1:{ensemble.port}",
                          Keyring.of(config))
         )  # fmt: skip
         self.client: httpx.AsyncClient = self.run(self._open())
@@ -199,7 +200,7 @@ def message_body(text: Any = "Hello", **fields: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def serving(**settings: Any) -> Iterator[Door]:
+def serving(mode: str = "auto", **settings: Any) -> Iterator[Door]:
     """A door over an ensemble of its own."""
     before = triton_io.pb_utils, sys.modules.get("triton_python_backend_utils")
     triton_io.pb_utils = PB_UTILS
@@ -207,8 +208,8 @@ def serving(**settings: Any) -> Iterator[Door]:
     try:
         with tempfile.TemporaryDirectory() as folder:
             runtime = Runtime(Path(folder) / "runtime", b"k" * 32)
-            ensemble = Ensemble(library().renderer.get_tokenizer(), runtime)
-            door = Door(ensemble, **settings)
+            ensemble = Ensemble(library(mode).renderer.get_tokenizer(), runtime)
+            door = Door(ensemble, mode, **settings)
             try:
                 yield door
             finally:

@@ -72,6 +72,11 @@ class ControlTokens:
             elif piece:
                 yield piece, None
 
+    def last_in(self, text: str) -> int:
+        """Where the last marker in ``text`` begins; its end if there is none."""
+        found = [match.start() for match in self._pattern.finditer(text)] if self._pattern else []
+        return found[-1] if found else len(text)
+
     def plain_ids(self, marker: str) -> list[int]:
         """Ids of a typed marker as the text that it is."""
         ids = self._ids(marker, split_special_tokens=True)

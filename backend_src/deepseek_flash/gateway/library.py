@@ -75,15 +75,14 @@ def load(engine_args: dict[str, Any], settings: GatewayConfig, names: Iterable[s
     control = ControlTokens(tokenizer)
     _read_masks(tokenizer, control)
     _judge_length(renderer, model.max_model_len)
-    args = _arguments(engine, settings, names, tokenizer)
-    return Library(config, args, renderer, control, TurnFinder(tokenizer))
+    args = _arguments(engine, str(model.tokenizer_mode), settings, names, tokenizer)
+    return Library(config, args, renderer, control, TurnFinder(tokenizer, control))
 
 
 def _arguments(
-    engine: Any, settings: GatewayConfig, names: Iterable[str], tokenizer: Any
+    engine: Any, mode: str, settings: GatewayConfig, names: Iterable[str], tokenizer: Any
 ) -> Namespace:
     """vLLM's own command line, as its server would have parsed it."""
-    mode = str(engine.tokenizer_mode)
     tools = tool_parser(settings.gateway_tool_parser, mode, tokenizer)
     reasoning = reasoning_parser(settings.gateway_reasoning_parser, mode, tokenizer)
     line = ["--model", engine.model, "--served-model-name", *names,

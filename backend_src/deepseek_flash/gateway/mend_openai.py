@@ -137,5 +137,7 @@ def _tool_deltas(delta: Event) -> None:
             if not call.get(name):
                 call.pop(name, None)
         function = call.get("function")
-        if isinstance(function, dict) and not function.get("name"):
-            function.pop("name", None)
+        if isinstance(function, dict):
+            if not function.get("name"):
+                function.pop("name", None)
+            function["arguments"] = function.get("arguments") or ""  # clients add them up
