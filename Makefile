@@ -18,7 +18,7 @@ OPERATE := --host $(HOST) --http-port $(HTTP_PORT) --grpc-port $(GRPC_PORT)
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-dev serve drain test unit integration promtool lint type health config \
         chat client env dflash-stats watch dflash-flush loadtest loadtest-curve loadtest-distributed \
-        bench-overhead bench-parity bench-dflash bench-dspark clean
+        bench-overhead bench-gateway bench-parity bench-dflash bench-dspark clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-16s %s\n", $$1, $$2}'
@@ -102,6 +102,9 @@ loadtest-curve: setup ## what is gained by how much the traffic repeats, with a 
 
 bench-overhead: setup ## what the ensemble costs against vLLM called directly
 	@$(VENV) -m loadtest.bench.overhead --model $(MODEL)
+
+bench-gateway: setup ## what the gateway costs against gRPC straight to the ensemble
+	@$(VENV) -m loadtest.bench.gateway_overhead --model $(MODEL)
 
 bench-parity: setup ## greedy text through the ensemble against vLLM called directly, token by token
 	@$(VENV) -m loadtest.bench.parity --model $(MODEL)
