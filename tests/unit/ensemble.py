@@ -184,10 +184,15 @@ class Ensemble(service_pb2_grpc.GRPCInferenceServiceServicer):
         self._one_at_a_time = threading.Lock()
         self.planned: list[RequestPlan] = []
         self.asked: list[Any] = []
+        self.port = self.serve(0)
+
+    def serve(self, port: int) -> int:
+        """Listen; on which port."""
         self._server = grpc.server(ThreadPoolExecutor(128))
         service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(self, self._server)
-        self.port = self._server.add_insecure_port("127.0.0.1:0")
+        found = self._server.add_insecure_port(f"127.0.0.1:{port}")
         self._server.start()
+        return int(found)
 
     def reset(self) -> None:
         """An empty cache."""

@@ -1,6 +1,7 @@
 """The gateway's own decisions, apart from the casebook's."""
 
 import asyncio
+import time
 
 import pytest
 from deepseek_flash.gateway.errors import from_ensemble
@@ -65,6 +66,21 @@ def test_health_needs_no_key_and_metrics_do(door):
         'route="other",status="404"',
     ):
         assert label in text  # fmt: skip
+
+
+def test_names_that_clients_make_up_are_no_labels(door):
+    door.get("/v1/models/made-up")
+    assert "made-up" not in door.get("/metrics").raw.decode()
+
+
+def test_a_server_that_comes_back_is_found_at_once():
+    with serving() as door:
+        ensemble = door.ensemble
+        ensemble._server.stop(0).wait()
+        assert door.chat().status == 503
+        time.sleep(3)  # for long enough that gRPC would be patient by now
+        ensemble.serve(ensemble.port)
+        wait_for(lambda: door.chat().status == 200, 3)
 
 
 def test_an_id_of_the_callers_is_told_back_if_it_is_one(door):

@@ -4,9 +4,13 @@ And to the turns: where in the ids the template begins to write a user's message
 """
 
 import json
+import re
+import time
+from types import SimpleNamespace
 
 import pytest
 from deepseek_flash.contract import InvalidField
+from deepseek_flash.dspark.control_tokens import ControlTokens
 from deepseek_flash.dspark.prompt import MOST_TURNS, ROLES, PromptEncoder, parse_messages
 from hypothesis import given
 from hypothesis import strategies as st
@@ -291,3 +295,27 @@ def test_turns_start_with_the_users_marker_and_stay(turns, more, bytewise):
     later = located(turns + more, kind).turn_starts
     new = sum(role == "user" for role, _ in more)
     assert later[: len(later) - new] == found.turn_starts[-(MOST_TURNS - new) :]
+
+
+# -- control tokens --------------------------------------------------------------------------
+
+
+@given(st.lists(st.text("<ab>", min_size=1, max_size=4), max_size=6), st.text("<ab> ", max_size=30))
+def test_the_longest_marker_is_masked(markers, text):
+    tokenizer = SimpleNamespace(all_special_tokens=markers, get_added_vocab=dict)
+    masked = ControlTokens(tokenizer).mask(text)
+    longest_first = sorted(markers, key=len, reverse=True)
+    pattern = "|".join(map(re.escape, longest_first))
+    pieces = list(ControlTokens(tokenizer).pieces(masked))
+    assert "".join(marker or piece for piece, marker in pieces) == text
+    found = [marker for _, marker in pieces if marker]
+    assert found == (re.findall(pattern, text) if markers else [])
+
+
+def test_many_markers_take_no_longer():
+    markers = [f"<｜place▁holder▁no▁{number}｜>" for number in range(800)] + ["    "]
+    tokenizer = SimpleNamespace(all_special_tokens=markers, get_added_vocab=dict)
+    control = ControlTokens(tokenizer)
+    begin = time.perf_counter()
+    control.mask("def f(x):\n    return x < y and z <b>bold</b>\n" * 20_000)
+    assert time.perf_counter() - begin < 1.0  # a second a megabyte would be seconds a request

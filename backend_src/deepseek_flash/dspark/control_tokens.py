@@ -38,7 +38,7 @@ class ControlTokens:
         markers = {m for m in (*tokenizer.all_special_tokens, *added) if m.strip()}
         self._markers = sorted(markers, key=lambda marker: (-len(marker), marker))
         self._numbers = {marker: number for number, marker in enumerate(self._markers)}
-        self._pattern = re.compile("|".join(map(re.escape, self._markers))) if markers else None
+        self._pattern = re.compile(_pattern_of(self._markers)) if markers else None
 
     def mask(self, text: str, keep: Collection[str] = ()) -> str:
         """``text`` with every marker masked, but those to ``keep``."""
@@ -87,3 +87,20 @@ class ControlTokens:
 
     def _ids(self, text: str, **options: Any) -> list[int]:
         return list(self._tokenizer(text, add_special_tokens=False, **options)["input_ids"])
+
+
+def _pattern_of(markers: Collection[str]) -> str:
+    """A pattern for the longest of some texts. DeepSeek's tokenizers have 800 markers, and Python
+    tries alternatives one by one; so each character is an alternative of its own only once.
+    """
+    ends, rests = False, dict[str, list[str]]()
+    for marker in markers:
+        if marker:
+            rests.setdefault(marker[0], []).append(marker[1:])
+        else:
+            ends = True
+    parts = [re.escape(first) + _pattern_of(rest) for first, rest in sorted(rests.items())]
+    if not parts:
+        return ""
+    pattern = parts[0] if len(parts) == 1 and not ends else f"(?:{'|'.join(parts)})"
+    return pattern + "?" if ends else pattern

@@ -145,7 +145,8 @@ class Door:
             status = answer.status or CLIENT_LEFT
             if answer.failed and status < 400:  # inside a stream
                 status = 500
-            self._observe(path if route else "other", status)
+            known = path if path in ROUTES else "/v1/models"
+            self._observe(known if route else "other", status)
 
     async def _serve(
         self, path: str, route: Route | None, scope: Any, headers: Mapping[str, str],

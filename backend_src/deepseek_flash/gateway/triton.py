@@ -12,6 +12,7 @@ from typing import Any
 import grpc
 import numpy as np
 import tritonclient.grpc.aio as grpcclient
+from tritonclient.grpc import MAX_GRPC_MESSAGE_SIZE
 from tritonclient.utils import InferenceServerException
 
 from deepseek_flash.gateway.errors import from_ensemble, unreachable
@@ -19,6 +20,15 @@ from deepseek_flash.gateway.errors import from_ensemble, unreachable
 ENSEMBLE = "deepseek_flash"
 CANCEL_SECONDS = 5.0
 READY_SECONDS = 2.0
+
+# A server that comes back is found at once; by itself gRPC would wait for up to two minutes.
+_CHANNEL = [
+    ("grpc.max_send_message_length", MAX_GRPC_MESSAGE_SIZE),
+    ("grpc.max_receive_message_length", MAX_GRPC_MESSAGE_SIZE),
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.min_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+]
 
 # Outputs that every answer must tell.
 _RETURNS = (
@@ -54,7 +64,7 @@ class TritonClient:
     """One server. Made and used on one event loop."""
 
     def __init__(self, url: str) -> None:
-        self._client = grpcclient.InferenceServerClient(url)
+        self._client = grpcclient.InferenceServerClient(url, channel_args=_CHANNEL)
         self._cancels: set[asyncio.Task[None]] = set()  # or they could be collected while they run
 
     async def stream(self, generation: Generation) -> AsyncGenerator[Chunk, None]:
