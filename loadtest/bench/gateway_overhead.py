@@ -98,11 +98,14 @@ def through(port: int, name: str) -> Ask:
         begin, first, data = time.perf_counter(), 0.0, b""
         writer.write(head.encode() + body)
         while not data.endswith(b"0\r\n\r\n"):
-            data += await reader.read(65536)
+            news = await reader.read(65536)
+            data += news
+            if not news or not data.startswith(b"HTTP/1.1 200"):
+                raise RuntimeError(data.decode(errors="replace")[:500])
             if not first and b"data: {" in data:
                 first = time.perf_counter() - begin
         if b"[DONE]" not in data:
-            raise RuntimeError(data.decode(errors="replace")[:500])
+            raise RuntimeError("a stream ended with an error")
         idle.append((reader, writer))
         return first
 

@@ -23,6 +23,7 @@ from deepseek_flash.config import (
 from deepseek_flash.gateway.keys import Keyring, listen_address
 
 CLOSE_SECONDS = 3  # for answers in flight, once it is told to stop
+KEEP_ALIVE_SECONDS = 75  # longer than what proxies keep idle connections
 HEADER_BYTES = 65_536
 
 
@@ -57,6 +58,7 @@ async def serve(arguments: argparse.Namespace, settings: GatewayConfig, keyring:
         access_log=False,
         log_level="warning",
         server_header=False,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=CLOSE_SECONDS,
     )
     print(f"[gateway] {', '.join(names)} on {host}:{arguments.port}", flush=True)
