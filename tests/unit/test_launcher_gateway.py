@@ -68,6 +68,16 @@ def test_one_that_has_ended_is_started_again_but_not_all_the_time(started, monke
     assert "status 3" in process.keep()
 
 
+def test_only_one_that_never_served_has_failed(started):
+    process = started("exit 3")
+    wait_for(lambda: process.failed, 5)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        process = started("exit 3", server.getsockname()[1])
+        assert process.ready
+        wait_for(lambda: process.exit_code == 3, 5)
+        assert not process.failed
+
+
 def test_stop(started, monkeypatch):
     monkeypatch.setattr(module, "STOP_SECONDS", 0.3)
     for script in ("exec sleep 60", 'trap "" TERM; while true; do sleep 0.05; done'):

@@ -56,6 +56,7 @@ class GatewayProcess:
         self.log = log
         self._process: subprocess.Popen[bytes] | None = None
         self._started = -RESTART_SECONDS
+        self._served = False
         self.start()
 
     def start(self) -> None:
@@ -83,8 +84,14 @@ class GatewayProcess:
         """Whether somebody can connect."""
         host = "127.0.0.1" if self._setup.host in ("0.0.0.0", "") else self._setup.host
         with contextlib.suppress(OSError), socket.create_connection((host, self._setup.port), 1):
+            self._served = True
             return True
         return False
+
+    @property
+    def failed(self) -> bool:
+        """Ended without ever having served: starting it again would not help."""
+        return self.exit_code is not None and not self._served
 
     def keep(self) -> str:
         """Start it again if it has ended; what happened, or ""."""

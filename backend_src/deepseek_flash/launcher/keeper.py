@@ -154,8 +154,13 @@ class Launcher:
                 log.replace(log.with_suffix(".log.1"))
             self._gateway = GatewayProcess(self._gateway_setup, self._environ, log)
 
-    def _gateway_ready(self) -> bool:
-        return self._gateway is None or self._gateway.ready
+    def _keep_gateway(self) -> bool:
+        """Start it again if it has ended. Whether it can be asked, or there is none."""
+        if self._gateway is None:
+            return True
+        if news := self._gateway.keep():
+            say(news)
+        return self._gateway.ready
 
     def _wait_until_ready(self) -> bool:
         assert self._server is not None
@@ -167,11 +172,11 @@ class Launcher:
                 say(f"tritonserver ended with status {self._server.exit_code} while loading:")
                 self._show_failure(self._log)
                 return False
-            if self._gateway is not None and self._gateway.exit_code is not None:
-                say(f"the gateway ended with status {self._gateway.exit_code}:")
+            if self._gateway is not None and self._gateway.failed:
+                say(f"the gateway ended with status {self._gateway.exit_code} while loading:")
                 self._show_failure(self._gateway.log)
                 return False
-            if server_ready(self._url) and self._gateway_ready():
+            if server_ready(self._url) and self._keep_gateway():
                 health = check_health(self._url, PROBE_TIMEOUT_SECONDS)
                 if health.ok:
                     self._announce(now - begin)
@@ -206,8 +211,7 @@ class Launcher:
         while not self._stop.wait(WATCH_SECONDS):
             if self._server.exit_code is not None:
                 return f"tritonserver ended with status {self._server.exit_code}"
-            if self._gateway is not None and (news := self._gateway.keep()):
-                say(news)
+            self._keep_gateway()
             lost = stubs - self._server.stubs()
             if lost:
                 return f"a model's process died (pid {', '.join(map(str, sorted(lost)))})"
