@@ -90,7 +90,7 @@ REPEAT_SHARE ?= 0.6
 WORKERS ?= 2
 LOADTEST = --model $(MODEL) --scale $(SCALE) --seed $(SEED) --repeat-share $(REPEAT_SHARE) \
 	$(if $(DOORS),--doors $(DOORS)) $(if $(LIMITS),--limits "$(LIMITS)") \
-	$(if $(PROMPTS),--prompts "$(PROMPTS)")
+	$(if $(PROMPTS),--prompts "$(PROMPTS)") $(if $(CAPACITY),--capacity $(CAPACITY))
 loadtest: setup ## DFlash and DSpark on against off, on one table; SCALE=cpu|full PROMPTS=log.jsonl
 	@$(VENV) -m loadtest.run $(LOADTEST) -- $(FLAGS)
 

@@ -126,7 +126,7 @@ def measure(options: Options) -> bool:
         scale = replace(options.scale.fitted(servers.context), parts=PARTS)
         scale = replace(scale, closed=scale.closed / 2)
         traffic = traffic_of(options, scale)
-        sizes = Sizes(scale, servers.capacity(traffic, scale))
+        sizes = Sizes(scale, options.capacity or servers.capacity(traffic, scale))
         points = []
         for share in SHARES:
             print(f"repeat share {share:g}:", flush=True)

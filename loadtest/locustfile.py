@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from locust import events
 # Before a channel is made. Locust has patched the rest of the standard library already.
 grpc.experimental.gevent.init_gevent()
 
+logging.getLogger("httpx").setLevel(logging.WARNING)  # a line a request otherwise
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # Locust puts this folder there
 
 from loadtest.swarm.doors import GenerateStreamUser, GrpcUser  # noqa: E402

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -57,6 +58,7 @@ class Options:
     flags: tuple[str, ...]
     workers: int
     limits: Path
+    capacity: float | None  # None: it is measured
 
 
 class Servers:
@@ -182,7 +184,7 @@ def measure(options: Options) -> bool:
     with resident(options, folder) as servers:
         scale = options.scale.fitted(servers.context)
         traffic = traffic_of(options, scale)
-        capacity = servers.capacity(traffic, scale)
+        capacity = options.capacity or servers.capacity(traffic, scale)
         for order in phases.phases(traffic, Sizes(scale, capacity)):
             servers.play(order)
         bursts = servers.check_bursts(traffic, scale, folder / PROFILES)
@@ -223,18 +225,23 @@ def parse(argv: Sequence[str] | None = None) -> Options:
     parser.add_argument("--prompts", type=Path, help="a log of your own: a JSON object a line")
     parser.add_argument("--workers", type=int, default=0, help="Locust processes beside a master")
     parser.add_argument("--limits", type=Path, default=SLO, help="what must be kept, TOML")
+    parser.add_argument("--capacity", type=float, metavar="REQUESTS/S",
+                        help="of the server without both, as an earlier run measured it: with its"
+                             " seed, the same is sent at the same times")  # fmt: skip
     parser.add_argument("flags", nargs="*", metavar="-- FLAGS", help="for both servers")
     given = parser.parse_args(argv)
     if not 0 <= given.repeat_share <= 1:
         parser.error(f"--repeat-share must be from 0 to 1, not {given.repeat_share:g}")
     if given.workers < 0:
         parser.error(f"--workers must not be negative, but is {given.workers}")
+    if given.capacity is not None and not 0 < given.capacity < math.inf:
+        parser.error(f"--capacity must be over 0, not {given.capacity:g}")
     scale = given.scale
     if scale == "auto":
         scale = "full" if _has_gpu() else "cpu"
     return Options(
         given.model, SCALES[scale], tuple(given.doors), given.seed, given.repeat_share,
-        given.prompts, tuple(given.flags), given.workers, given.limits,
+        given.prompts, tuple(given.flags), given.workers, given.limits, given.capacity,
     )  # fmt: skip
 
 

@@ -1,17 +1,20 @@
 """Greedy answers through the ensemble against vLLM called directly, token by token.
 
-The baseline runs first and alone: two engines on a small machine starve each other.
+Through every door without the DFlash cache, then through gRPC with it, cold and warm; DSpark
+guesses in all of them. The baseline runs first and alone: two engines on a small machine starve
+each other.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+from deepseek_flash import metrics
 from deepseek_flash.contract import Sampling
 from deepseek_flash.dspark.prompt import PromptEncoder, load_tokenizer
 from deepseek_flash.launcher.environment import resolve_model
@@ -19,9 +22,11 @@ from deepseek_flash.launcher.environment import resolve_model
 from clients.grpc_client import GrpcClient
 from clients.http_client import HttpClient
 from clients.request import Answer, Request
+from loadtest.bench.dflash_parity import parity_prompts
 from loadtest.bench.engine import PlainEngine, Run
 from loadtest.bench.prompts import PROMPTS
 from loadtest.bench.report import write_report
+from loadtest.scrape import settled
 from loadtest.served import Served, serving
 
 CONCURRENCIES = (1, 8)
@@ -36,22 +41,28 @@ class Difference:
     position: int  # first token that differs
 
 
-def doors(served: Served) -> Mapping[str, Callable[[str, int], Answer]]:
-    """The ways in: name → function of (prompt, max_tokens)."""
+Ask = Callable[[str], Answer]
+
+
+def passes(served: Served, tokens: int) -> Iterator[tuple[str, int, Ask]]:
+    """All that is compared: name, concurrency, function of a prompt."""
     grpc, http = GrpcClient(served.grpc), HttpClient(served.http)
 
-    def request(prompt: str, tokens: int) -> Request:
-        # The engine's answers each time: what the cache makes of them is bench-dflash's to compare.
-        sampling = {"temperature": 0, "max_tokens": tokens, "use_dflash": False}
-        return Request(text=prompt, sampling=sampling)
+    def request(prompt: str, salt: str = "") -> Request:
+        sampling = {"temperature": 0, "max_tokens": tokens, "use_dflash": bool(salt)}
+        return Request(text=prompt, sampling=sampling, cache_salt=salt or None)
 
-    return {
-        "gRPC stream": lambda prompt, tokens: grpc.generate(request(prompt, tokens)),
-        "generate_stream": lambda prompt, tokens: Answer.of(
-            list(http.stream(request(prompt, tokens)))
-        ),
-        "generate": lambda prompt, tokens: http.generate(request(prompt, tokens)),
+    doors: Mapping[str, Ask] = {
+        "gRPC stream": lambda prompt: grpc.generate(request(prompt)),
+        "generate_stream": lambda prompt: Answer.of(list(http.stream(request(prompt)))),
+        "generate": lambda prompt: http.generate(request(prompt)),
     }
+    for name, ask in doors.items():
+        for many in CONCURRENCIES:
+            yield name, many, ask
+    for many in CONCURRENCIES:
+        for name in ("cache, cold", "cache, warm"):
+            yield name, many, lambda prompt, salt=f"at {many}": grpc.generate(request(prompt, salt))
 
 
 def differences(
@@ -86,7 +97,7 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--prompts", type=int, default=len(PROMPTS))
     arguments = parser.parse_args()
-    prompts = PROMPTS[: arguments.prompts]
+    prompts = parity_prompts(arguments.prompts)
     print(f"vLLM directly: {len(prompts)} prompts, up to {arguments.tokens} tokens", flush=True)
     baseline = baseline_runs(arguments.model, prompts, arguments.tokens)
     itself = sum(
@@ -95,16 +106,17 @@ def main() -> int:
     print(f"  vLLM at 1 against vLLM at 8: {itself} of {len(prompts)} differ", flush=True)
     rows = {}
     with serving(arguments.model, ["--engine-args", '{"max_model_len": 2048}']) as served:
-        for door, ask in doors(served).items():
-            for many in CONCURRENCIES:
-                with ThreadPoolExecutor(many) as pool:
-                    limits = [arguments.tokens] * len(prompts)
-                    answers = list(pool.map(ask, prompts, limits))
-                found = differences(baseline[many], answers, prompts)
-                rows[f"{door} at {many}"] = len(found)
-                print(f"  {door} at {many}: {len(found)} of {len(prompts)} differ", flush=True)
-                for item in found[:3]:
-                    print(f"    {item.prompt!r} from token {item.position}")
+        for name, many, ask in passes(served, arguments.tokens):
+            with ThreadPoolExecutor(many) as pool:
+                answers = list(pool.map(ask, prompts))
+            found = differences(baseline[many], answers, prompts)
+            rows[f"{name} at {many}"] = len(found)
+            print(f"  {name} at {many}: {len(found)} of {len(prompts)} differ", flush=True)
+            for item in found[:3]:
+                print(f"    {item.prompt!r} from token {item.position}")
+        found_out = settled(served)
+    for metric in (metrics.DRAFTS_PROPOSED, metrics.DRAFTS_ACCEPTED, metrics.REPLAYS):
+        print(f"  {metric.name}: {dict(found_out.get(metric.name, {}))}")
     write_report(
         f"parity-{arguments.model.rsplit('/', 1)[-1]}",
         {"prompts": len(prompts), "tokens": arguments.tokens, "plain_1_against_8": itself,

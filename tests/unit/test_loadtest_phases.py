@@ -131,6 +131,8 @@ def test_options():
     ("arguments", "said"),
     [
         (["--repeat-share", "1.5"], "--repeat-share must be from 0 to 1"),
+        (["--capacity", "0"], "--capacity must be over 0"),
+        (["--capacity", "nan"], "--capacity must be over 0"),
         (["--workers", "-1"], "--workers must not be negative"),
         (["--doors", "telnet"], "telnet"),
         (["--scale", "huge"], "huge"),
