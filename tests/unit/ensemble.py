@@ -182,6 +182,7 @@ class Ensemble(service_pb2_grpc.GRPCInferenceServiceServicer):
         self.service = DecoderService(self.engine, runtime, self.recorder, self.feedback)
         self.planner = Planner(self.options, PromptEncoder(tokenizer), runtime.board, runtime.facts)
         self._one_at_a_time = threading.Lock()
+        self.tells_the_end = True  # by the final flag on the last response with content
         self.planned: list[RequestPlan] = []
         self.asked: list[Any] = []
         self.port = self.serve(0)
@@ -229,7 +230,7 @@ class Ensemble(service_pb2_grpc.GRPCInferenceServiceServicer):
             self._submit(_request(message), sender)
             while True:
                 response, flags = answers.get()
-                yield _message(response, bool(flags))
+                yield _message(response, bool(flags) and self.tells_the_end)
                 if flags:
                     break
 

@@ -73,6 +73,17 @@ def test_names_that_clients_make_up_are_no_labels(door):
     assert "made-up" not in door.get("/metrics").raw.decode()
 
 
+def test_a_final_flag_of_its_own_is_not_needed(door):
+    """A Triton may tell the end apart from the last tokens, or by the stream's end only."""
+    door.ensemble.tells_the_end = False
+    try:
+        for stream in (False, True):
+            assert door.chat(stream=stream).reasons() == ["stop"]
+        assert door.engine.running == 0
+    finally:
+        door.ensemble.tells_the_end = True
+
+
 def test_a_server_that_comes_back_is_found_at_once():
     with serving() as door:
         ensemble = door.ensemble

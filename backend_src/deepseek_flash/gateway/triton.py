@@ -73,7 +73,7 @@ class TritonClient:
         Raises:
             GatewayError: the ensemble refused it or failed, or cannot be reached.
         """
-        ended = False
+        ended = complete = False
         responses = self._responses(_inputs(generation))
         try:
             async for result, error in responses:
@@ -83,11 +83,14 @@ class TritonClient:
                 response = result.get_response()
                 ended = response.parameters["triton_final_response"].bool_param
                 if response.outputs:
-                    yield _chunk(result, response)
+                    chunk = _chunk(result, response)
+                    complete = all(reason is not None for reason in chunk.finish_reasons)
+                    yield chunk
                 if ended:
                     return
-            ended = True  # the server went away
-            raise unreachable()
+            ended = True
+            if not complete:  # the server went away
+                raise unreachable()
         except grpc.RpcError:
             ended = True
             raise unreachable() from None
