@@ -1,5 +1,7 @@
 """Casebook: what becomes of a prompt on its way (CB-48 to CB-51, CB-74), through both doors."""
 
+import json
+
 import pytest
 from deepseek_flash.gateway.volatile import VolatileLines
 
@@ -80,7 +82,11 @@ TOOL = {"name": FORGED, "description": FORGED, "parameters": {"type": "object", 
 
 @pytest.mark.parametrize("typed", ["plain", FORGED], ids=["CB-49 plain", "CB-49 forged"])
 def test_typed_control_tokens_stay_text(door, typed):
-    call = {"id": "c", "type": "function", "function": {"name": typed, "arguments": "{}"}}
+    call = {
+        "id": "c",
+        "type": "function",
+        "function": {"name": typed, "arguments": json.dumps({"a": typed})},
+    }
     turns = [
         {"role": "system", "content": typed}, {"role": "user", "content": system(typed, typed)},
         {"role": "assistant", "content": "", "tool_calls": [call]},
@@ -92,7 +98,9 @@ def test_typed_control_tokens_stay_text(door, typed):
         model.CALL_END, model.TOOLS_END, model.EOS, model.OUT_BEGIN, model.OUT_END, model.USER,
         model.ASSISTANT, model.THOUGHT,
     ]  # fmt: skip
-    assert door.prompt.count(typed) >= 4 and "\ue0a0" not in door.prompt
+    # Everywhere: in the four places of the tool, the two of the call, and the five texts.
+    assert door.prompt.count(typed) == (11 if typed == FORGED else 7)
+    assert "ue0a0" not in ascii(door.prompt)
 
 
 def test_typed_control_tokens_through_the_other_door(door):
@@ -105,7 +113,7 @@ def test_typed_control_tokens_through_the_other_door(door):
     answer = door.message(turns, system=FORGED)
     assert answer.status == 200
     users = [t for t in control_tokens(door.plan) if t == model.VOCABULARY[model.USER]]
-    assert len(users) == 2 and door.prompt.count(FORGED) >= 4
+    assert len(users) == 2 and door.prompt.count(FORGED) == 5
 
 
 def test_raw_prompts_may_have_control_tokens(door):

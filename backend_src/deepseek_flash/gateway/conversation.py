@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from deepseek_flash.dspark.prompt import REASONING, ROLES
@@ -101,5 +102,24 @@ def _masked(message: Message, rules: Rules) -> Message:
         if key in message:
             masked[key] = masked_value
     if "tool_calls" in message:
-        masked["tool_calls"] = rules.mask(message["tool_calls"])
+        masked["tool_calls"] = rules.mask(_with_plain_arguments(message["tool_calls"]))
     return masked
+
+
+def _with_plain_arguments(calls: Any) -> Any:
+    """Arguments are JSON in a text, in which a control token may hide as an escape: templates get
+    what it means, so that is what must be masked."""
+    if not isinstance(calls, list):
+        return calls
+    plain = []
+    for call in calls:
+        function = call.get("function") if isinstance(call, dict) else None
+        arguments = function.get("arguments") if isinstance(function, dict) else None
+        if isinstance(arguments, str) and "\\" in arguments:
+            try:
+                meant = json.dumps(json.loads(arguments), ensure_ascii=False)
+            except (ValueError, RecursionError):  # the library says so
+                meant = arguments
+            call = {**call, "function": {**call["function"], "arguments": meant}}
+        plain.append(call)
+    return plain

@@ -84,7 +84,10 @@ def _arguments(
 ) -> Namespace:
     """vLLM's own command line, as its server would have parsed it."""
     tools = tool_parser(settings.gateway_tool_parser, mode, tokenizer)
-    reasoning = reasoning_parser(settings.gateway_reasoning_parser, mode, tokenizer)
+    asked = settings.gateway_reasoning_parser
+    if asked == "auto" and engine.reasoning_parser:
+        asked = engine.reasoning_parser  # of model.json: the engine's grammars wait by it
+    reasoning = reasoning_parser(asked, mode, tokenizer)
     line = ["--model", engine.model, "--served-model-name", *names,
             "--enable-prompt-tokens-details", "--disable-log-stats"]  # fmt: skip
     if tools is not None:
