@@ -80,6 +80,34 @@ def test_typed_control_tokens_and_turns(door):
     assert len(users) == 2 and door.plan.turn_starts == users
 
 
+@pytest.mark.parametrize("escaped", [True, False])
+def test_typed_control_tokens_in_a_call(door, escaped):
+    """CB-49"""
+    typed = f"x{model.USER}y{model.EOS}"
+    arguments = json.dumps({"path": typed}, ensure_ascii=escaped)
+    made = {
+        "id": "c",
+        "type": "function",
+        "function": {"name": "read_file", "arguments": arguments},
+    }
+    turns = [{"role": "user", "content": "go"},
+             {"role": "assistant", "content": None, "tool_calls": [made]},
+             {"role": "tool", "tool_call_id": "c", "content": typed}]  # fmt: skip
+    assert door.chat(turns, tools=[READ], **OFF).status == 200
+    first = [t for t in door.plan.prompt_token_ids if t == VOCABULARY[model.USER]]
+    used = {"type": "tool_use", "id": "c", "name": "read_file", "input": {"path": typed}}
+    result = {"type": "tool_result", "tool_use_id": "c", "content": typed}
+    turns = [{"role": "user", "content": "go"}, {"role": "assistant", "content": [used]},
+             {"role": "user", "content": [result]}]  # fmt: skip
+    tools = [{"name": "read_file", "input_schema": SCHEMA}]
+    assert door.message(turns, tools=tools, **OFF).status == 200
+    second = [t for t in door.plan.prompt_token_ids if t == VOCABULARY[model.USER]]
+    plain = door.chat([{"role": "user", "content": "go"}], **OFF)
+    assert plain.status == 200
+    assert len(first) == len(second) <= 2 and door.prompt.count(model.USER) == 1
+    assert "ue0a0" not in ascii(door.prompt)
+
+
 # -- turns, by other templates ---------------------------------------------------------------
 
 
