@@ -201,12 +201,15 @@ class _Locust:
             entry = self._trace[it.number]
             known = replace(it, kind=entry.kind, length=entry.length, repeat=entry.repeat)
             records.append(known)
-        return records, max((line.cpu for line in found), default=0.0)
+        # So far, with every record: the last of each process is of the whole leg.
+        whole = {line.worker: line.cpu for line in found}
+        return records, max(whole.values(), default=0.0)
 
 
 class _Line(msgspec.Struct):
     """A line of the records' file, as the swarm writes it."""
 
     leg: int
+    worker: int
     cpu: float
     record: Record

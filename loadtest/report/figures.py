@@ -152,7 +152,7 @@ FIGURES = (
     Figure("locust_cpu", "Locust CPU", _percent, "Most of one core that a leg's clients took."),
     Figure(
         "idle_cpu", "idle server CPU", _percent,
-        "Most of one core that the other server took meanwhile.",
+        "Share of one core that the other server took meanwhile.",
     ),
 )  # fmt: skip
 

@@ -145,6 +145,7 @@ def _health(legs: Sequence[Leg]) -> Figures:
     records = [record for leg in legs for record in leg.records]
     late = [record.late for leg in _of(legs, loop=OPEN) for record in leg.records]
     memory = [moment.memory for leg in legs for moment in leg.moments]
+    seconds = sum(leg.seconds for leg in legs)
     return {
         "requests": float(len(records)),
         "errors": float(sum(bool(record.error) for record in records)),
@@ -154,5 +155,6 @@ def _health(legs: Sequence[Leg]) -> Figures:
         "restarts": restarts(legs),
         "memory_peak": float(max(memory)) if memory else None,
         "locust_cpu": max(leg.locust_cpu for leg in legs),
-        "idle_cpu": max(leg.idle_cpu for leg in legs),
+        # The mean: of a leg of seconds, the system's clock ticks tell little.
+        "idle_cpu": _over(sum(leg.idle_cpu * leg.seconds for leg in legs), seconds),
     }

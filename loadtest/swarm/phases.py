@@ -64,8 +64,9 @@ class Reporter:
         self._out = None if out is None else out.open("ab")
         self._waiting: list[dict[str, Any]] = []
 
-    def keep(self, leg: int, record: Record, cpu: float) -> None:
-        self._waiting.append({"leg": leg, "cpu": cpu, "record": dataclasses.asdict(record)})
+    def keep(self, leg: int, record: Record, worker: int, cpu: float) -> None:
+        line = {"leg": leg, "worker": worker, "cpu": cpu, "record": dataclasses.asdict(record)}
+        self._waiting.append(line)
 
     def take(self) -> list[dict[str, Any]]:
         waiting, self._waiting = self._waiting, []
@@ -99,7 +100,7 @@ def install(environment: Any, plan: Path, out: Path | None) -> None:
             stage.add(line["leg"], 1)
 
     def made(record: Record) -> None:
-        reporter.keep(playing, record, FEED.cpu())
+        reporter.keep(playing, record, runner.worker_index, FEED.cpu())
         if not distributed:
             arrived(reporter.take())
 

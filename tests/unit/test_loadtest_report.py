@@ -176,11 +176,11 @@ def test_replays_preemptions_and_memory():
             moments=(moment(1.0, 5), moment(2.0, 9), moment(3.0, 7)),
             locust_cpu=0.2,
         ),
-        leg(part=1, locust_cpu=0.1, idle_cpu=0.03),
+        leg(part=1, locust_cpu=0.1, idle_cpu=0.05, seconds=30.0),
     )  # fmt: skip
     assert (found["preemptions"], found["memory_peak"]) == (3.0, 9.0)
     assert (found["replayed_whole"], found["replayed_beginning"]) == (4.0, 1.0)
-    assert (found["locust_cpu"], found["idle_cpu"]) == (0.2, 0.03)
+    assert (found["locust_cpu"], found["idle_cpu"]) == (0.2, pytest.approx(0.04))
 
 
 def test_ratios_are_on_by_off():

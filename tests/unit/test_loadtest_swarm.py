@@ -175,5 +175,5 @@ def test_records_survive_their_file():
     from loadtest.records import Record
 
     record = Record(3, "grpc", 0.0, 0.0, 0.5, 1.0, 2, 7, 1, (0.25,), "")
-    line = msgspec.json.encode({"leg": 0, "cpu": 0.1, "record": record})
+    line = msgspec.json.encode({"leg": 0, "worker": 0, "cpu": 0.1, "record": record})
     assert msgspec.json.decode(line, type=_Line).record == record
