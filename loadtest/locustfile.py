@@ -22,16 +22,17 @@ grpc.experimental.gevent.init_gevent()
 logging.getLogger("httpx").setLevel(logging.WARNING)  # a line a request otherwise
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # Locust puts this folder there
 
-from loadtest.swarm.doors import GenerateStreamUser, GrpcUser  # noqa: E402
+from loadtest.swarm.doors import GenerateStreamUser, GrpcUser, OpenAIUser  # noqa: E402
 from loadtest.swarm.phases import Phases, install  # noqa: E402
 
-__all__ = ["GenerateStreamUser", "GrpcUser", "Phases"]
+__all__ = ["GenerateStreamUser", "GrpcUser", "OpenAIUser", "Phases"]
 
 
 def options(parser: Any) -> None:
     parser.add_argument("--plan", default="", help="JSON: the legs to play")
     parser.add_argument("--records", default="", help="JSON lines, appended: a record a request")
     parser.add_argument("--grpc", default="127.0.0.1:8001", help="where gRPC users connect to")
+    parser.add_argument("--openai", default="http://127.0.0.1:9000", help="the gateway")
 
 
 def start(environment: Any, **_: Any) -> None:

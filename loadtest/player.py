@@ -20,7 +20,8 @@ from loadtest.served import ROOT, Served, free_ports
 from loadtest.swarm.plan import PlannedLeg, write_plan
 from loadtest.traffic.trace import Entry, digest, lines
 
-DOORS = {"grpc": "GrpcUser", "generate_stream": "GenerateStreamUser"}
+OPENAI = "openai"  # the only one that needs a gateway
+DOORS = {"grpc": "GrpcUser", "generate_stream": "GenerateStreamUser", OPENAI: "OpenAIUser"}
 SAMPLE_SECONDS = 2.0
 PROGRESS_SECONDS = 10.0
 END_SECONDS = 60.0  # for Locust itself, beyond the leg's own limit
@@ -148,6 +149,7 @@ class _Locust:
         command = [
             sys.executable, "-m", "locust", "-f", str(ROOT / "loadtest" / "locustfile.py"),
             "--host", served.http, "--grpc", served.grpc, "--plan", str(plan),
+            *(["--openai", served.gateway] if served.gateway else []),
         ]  # fmt: skip
         roles: list[list[str]] = [["--headless", "--only-summary", "--exit-code-on-error", "0"]]
         if workers:

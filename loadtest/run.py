@@ -26,7 +26,7 @@ from deepseek_flash.runtime import Runtime
 from loadtest import phases
 from loadtest.bursts import check_bursts, profiler_config
 from loadtest.phases import Sizes, Traffic
-from loadtest.player import DOORS, LocustError, Order, Player
+from loadtest.player import DOORS, OPENAI, LocustError, Order, Player
 from loadtest.records import OFF, ON, Leg, Run
 from loadtest.report.files import write
 from loadtest.report.summary import summarise
@@ -129,9 +129,10 @@ def resident(options: Options, folder: Path) -> Iterator[Servers]:
     flags = engine_flags(options.scale, options.flags, folder / PROFILES)
     print(f"starting two servers of {options.model}: {' '.join(flags)}", flush=True)
     player = Player(folder, options.doors, options.workers)
+    gateway = OPENAI in options.doors
     with (
-        serving(options.model, [*flags, *SWITCHES[OFF]]) as off,
-        serving(options.model, [*flags, *SWITCHES[ON]]) as on,
+        serving(options.model, [*flags, *SWITCHES[OFF]], gateway) as off,
+        serving(options.model, [*flags, *SWITCHES[ON]], gateway) as on,
     ):
         yield Servers({OFF: off, ON: on}, player)
 
@@ -219,7 +220,8 @@ def parse(argv: Sequence[str] | None = None) -> Options:
     parser.add_argument("--model", default="smollm2", help="smollm2, tiny-deepseek, path or hub id")
     parser.add_argument("--scale", choices=("auto", *SCALES), default="auto",
                         help="auto: full with a GPU, cpu without")  # fmt: skip
-    parser.add_argument("--doors", nargs="+", choices=DOORS, default=list(DOORS))
+    parser.add_argument("--doors", nargs="+", choices=DOORS,
+                        default=[door for door in DOORS if door != OPENAI])  # fmt: skip
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--repeat-share", type=float, default=0.6)
     parser.add_argument("--prompts", type=Path, help="a log of your own: a JSON object a line")

@@ -29,6 +29,7 @@ class Served:
     metrics: str
     process: subprocess.Popen[bytes]  # the launcher
     output: Path  # what the launcher printed
+    gateway: str = ""  # its URL; "": there is none
 
     @property
     def log(self) -> Path:
@@ -54,17 +55,20 @@ def free_ports(count: int) -> list[int]:
     return found
 
 
-def start(model: str, flags: Sequence[str] = (), ready: bool = True) -> Served:
+def start(
+    model: str, flags: Sequence[str] = (), ready: bool = True, gateway: bool = False
+) -> Served:
     """Start the launcher; with ``ready``, wait until it says that the server is.
 
     Raises:
         RuntimeError: it ended or was too slow; the message has what it printed.
     """
-    http, grpc, metrics = free_ports(3)
+    http, grpc, metrics, front = free_ports(4)
     descriptor, name = tempfile.mkstemp(prefix="deepseek-flash-serve-", suffix=".log")
     command = [
         sys.executable, "-m", "deepseek_flash.serve", "--model", model, "--http-port", str(http),
         "--grpc-port", str(grpc), "--metrics-port", str(metrics), *flags,
+        *(["--gateway-port", str(front)] if gateway else []),
     ]  # fmt: skip
     environ = {**os.environ, "PYTHONPATH": str(ROOT / "backend_src"), "PYTHONUNBUFFERED": "1"}
     with os.fdopen(descriptor, "wb") as output:
@@ -73,7 +77,7 @@ def start(model: str, flags: Sequence[str] = (), ready: bool = True) -> Served:
         )
     served = Served(
         f"http://127.0.0.1:{http}", f"127.0.0.1:{grpc}", f"http://127.0.0.1:{metrics}", process,
-        Path(name),
+        Path(name), f"http://127.0.0.1:{front}" if gateway else "",
     )  # fmt: skip
     if ready:
         wait_ready(served)
@@ -113,9 +117,9 @@ def exit_status(measure: Callable[[], bool]) -> int:
 
 
 @contextmanager
-def serving(model: str, flags: Sequence[str] = ()) -> Iterator[Served]:
+def serving(model: str, flags: Sequence[str] = (), gateway: bool = False) -> Iterator[Served]:
     """A server that is stopped at the end, be that in the middle of its start."""
-    served = start(model, flags, ready=False)
+    served = start(model, flags, ready=False, gateway=gateway)
     try:
         wait_ready(served)
         yield served

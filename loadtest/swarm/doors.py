@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
@@ -9,11 +10,13 @@ from locust import User
 
 from clients.grpc_client import GrpcClient
 from clients.http_client import HttpClient
+from clients.openai_client import OpenAIClient
 from clients.request import Chunk, Request
 from loadtest.records import Record
 from loadtest.swarm.feed import Feed
 
 TIMEOUT_SECONDS = 600.0  # of an answer: the server is hung
+KEY = "OPENAI_API_KEY"  # where the gateway wants one
 FEED = Feed()  # of this process
 LISTENERS: list[Callable[[Record], None]] = []  # told of every record
 
@@ -77,6 +80,19 @@ class GenerateStreamUser(DoorUser):
     def __init__(self, environment: Any) -> None:
         super().__init__(environment)
         self._client = HttpClient(self.host or "http://127.0.0.1:8000")
+
+    def send(self, request: Request) -> Iterator[Chunk]:
+        return self._client.stream(request, TIMEOUT_SECONDS)
+
+
+class OpenAIUser(DoorUser):
+    """The gateway: chat completions, as server-sent events."""
+
+    door = "openai"
+
+    def __init__(self, environment: Any) -> None:
+        super().__init__(environment)
+        self._client = OpenAIClient(environment.parsed_options.openai, os.environ.get(KEY, ""))
 
     def send(self, request: Request) -> Iterator[Chunk]:
         return self._client.stream(request, TIMEOUT_SECONDS)

