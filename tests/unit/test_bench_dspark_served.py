@@ -77,7 +77,7 @@ def test_a_server_is_stopped_however_it_ends(monkeypatch, broken):
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(served, "start", lambda model, flags, ready: model)
+    monkeypatch.setattr(served, "start", lambda model, flags, **_: model)
     monkeypatch.setattr(served, "stop", stopped.append)
     monkeypatch.setattr(served, "wait_ready", lambda served: None)
     monkeypatch.setattr(dflash_sides, "Side", lambda *_: FakeSide("plain"))
