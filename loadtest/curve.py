@@ -28,10 +28,11 @@ from loadtest.traffic.trace import Recipe
 
 SHARES = (0.0, 0.2, 0.5, 0.8)
 PARTS = 5
+SHORTER = 0.4  # than the load test, for each share
 LEAST_AT_ZERO = 0.98
 # Where prompts of the long leg end and begin, of what an answer leaves of the context.
 LONG_TO, LONG_FROM = 0.98, 0.9
-LONG_REQUESTS = 24
+LONG_REQUESTS = 16
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ def measure(options: Options) -> bool:
     folder = new_folder("curve", datetime.now(UTC))
     with resident(options, folder) as servers:
         scale = replace(options.scale.fitted(servers.context), parts=PARTS)
-        scale = replace(scale, closed=scale.closed / 2)
+        scale = replace(scale, closed=SHORTER * scale.closed)
         traffic = traffic_of(options, scale)
         sizes = Sizes(scale, options.capacity or servers.capacity(traffic, scale))
         points = []

@@ -4,6 +4,7 @@ Each test asks under a salt of its own, so that no test finds another's answers.
 """
 
 import asyncio
+import contextlib
 import json
 import os
 import subprocess
@@ -63,7 +64,12 @@ def module_gateway() -> Iterator[Gateway]:
     (port,) = free_ports(1)
     keys = f"{hashed('a', KEY_A)},{hashed('b', KEY_B)}"
     os.environ["DEEPSEEK_FLASH_GATEWAY_KEYS"] = keys
-    flags = ["--engine-args", '{"max_model_len": 2048}', "--probe-interval", "86400",
+    # A model that knows nothing would fill its JSON with spaces until it is cut off.
+    engine = {
+        "max_model_len": 2048,
+        "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True},
+    }
+    flags = ["--engine-args", json.dumps(engine), "--probe-interval", "86400",
              "--gateway-port", str(port)]  # fmt: skip
     try:
         with serving(MODEL, flags) as served:
@@ -304,8 +310,12 @@ def test_a_lost_gateway_comes_back(gateway):
     import psutil
 
     def gateways():
-        children = psutil.Process(gateway.served.process.pid).children()
-        return [p for p in children if "deepseek_flash.gateway.server" in " ".join(p.cmdline())]
+        found = []
+        for child in psutil.Process(gateway.served.process.pid).children():
+            with contextlib.suppress(psutil.NoSuchProcess):  # a zombie, or gone
+                if "deepseek_flash.gateway.server" in child.cmdline():
+                    found.append(child)
+        return found
 
     (process,) = gateways()
     process.kill()
