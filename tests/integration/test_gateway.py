@@ -17,7 +17,10 @@ import httpx
 import pytest
 from deepseek_flash.gateway.keys import hashed
 
-from loadtest.served import Served, free_ports, serving
+from loadtest.player import OPENAI, Order, Player
+from loadtest.records import CLOSED
+from loadtest.served import Served, serving
+from loadtest.traffic.trace import Entry
 from tests.integration.conftest import MODEL
 from tests.integration.raw import settled, wait_for, wait_idle
 
@@ -61,7 +64,6 @@ class Gateway:
 
 @pytest.fixture(scope="module")
 def module_gateway() -> Iterator[Gateway]:
-    (port,) = free_ports(1)
     keys = f"{hashed('a', KEY_A)},{hashed('b', KEY_B)}"
     os.environ["DEEPSEEK_FLASH_GATEWAY_KEYS"] = keys
     # A model that knows nothing would fill its JSON with spaces until it is cut off.
@@ -69,11 +71,10 @@ def module_gateway() -> Iterator[Gateway]:
         "max_model_len": 2048,
         "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True},
     }
-    flags = ["--engine-args", json.dumps(engine), "--probe-interval", "86400",
-             "--gateway-port", str(port)]  # fmt: skip
+    flags = ["--engine-args", json.dumps(engine), "--probe-interval", "86400"]
     try:
-        with serving(MODEL, flags) as served:
-            yield Gateway(served, f"http://127.0.0.1:{port}")
+        with serving(MODEL, flags, gateway=True) as served:
+            yield Gateway(served, served.gateway)
     finally:
         del os.environ["DEEPSEEK_FLASH_GATEWAY_KEYS"]
 
@@ -303,6 +304,23 @@ def test_langchain(gateway):
     chunks = list(model.stream("hi"))
     assert "".join(chunk.content for chunk in chunks)
     assert chunks[-1].usage_metadata or any(chunk.usage_metadata for chunk in chunks)
+
+
+def test_the_load_test(gateway, monkeypatch, tmp_path):
+    monkeypatch.setenv("OPENAI_API_KEY", KEY_A)
+    asked = [
+        Entry(messages=(("user", f"{number} of the load test"),), max_tokens=6, cache_salt=salt)
+        for salt in (gateway.salt, None)
+        for number in range(3)
+    ]
+    refused = Entry(messages=(("user", "x " * 5000),), max_tokens=6)
+    order = Order("test", CLOSED, 0, [*asked, refused], 2, 0.0, 60.0)
+    leg = Player(tmp_path, [OPENAI], say=lambda text: None).play(order, "on", gateway.served, [])
+    *good, bad = leg.records
+    assert len(leg.records) == leg.planned and not any(it.error for it in good)
+    assert all(0 < it.tokens <= 6 < it.prompt_tokens and it.ran for it in good)
+    assert all(it.sent < it.first <= it.ended for it in good)
+    assert "2048" in bad.error
 
 
 def test_a_lost_gateway_comes_back(gateway):
