@@ -9,17 +9,16 @@ import statistics
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
 
 from deepseek_flash.dspark.prompt import PromptEncoder, load_tokenizer
 from deepseek_flash.gateway.triton import Generation, TritonClient
 from deepseek_flash.launcher.environment import resolve_model
 
+from loadtest.bench.overhead_pairs import Leg, Load, Pair, chosen, judge
 from loadtest.bench.prompts import PROMPTS
 from loadtest.bench.report import write_report
-from loadtest.numbers import spread
-from loadtest.served import free_ports, serving
+from loadtest.served import serving
 
 MODEL_LENGTH = 2048
 WARM_UP_TOKENS = 8
@@ -28,49 +27,12 @@ MOST_SECONDS, MOST_SHARE = 0.005, 0.05
 Ask = Callable[[Sequence[int], int], Awaitable[float]]  # a prompt, tokens → seconds to the first
 
 
-@dataclass(frozen=True)
-class Load:
-    """What one measurement sends both ways."""
-
-    name: str
-    requests: int
-    tokens: int
-    concurrency: int
-
-
 LOADS = (
     Load("first token at 1", requests=24, tokens=1, concurrency=1),
     Load("first token at 16", requests=64, tokens=1, concurrency=16),
     Load("tokens/s at 1", requests=5, tokens=32, concurrency=1),
     Load("tokens/s at 16", requests=32, tokens=32, concurrency=16),
 )
-
-
-@dataclass(frozen=True)
-class Leg:
-    """One way's figures for one load."""
-
-    first_token: float  # median, seconds
-    seconds: float  # for all requests
-
-
-@dataclass(frozen=True)
-class Pair:
-    load: Load
-    direct: Leg
-    gateway: Leg
-
-    @property
-    def cost(self) -> float:
-        """Seconds that the gateway adds to a request of one token."""
-        if self.load.concurrency == 1:
-            return self.gateway.first_token - self.direct.first_token
-        return (self.gateway.seconds - self.direct.seconds) / self.load.requests
-
-    @property
-    def ratio(self) -> float:
-        """Tokens per second, gateway to direct."""
-        return self.direct.seconds / self.gateway.seconds
 
 
 def straight(client: TritonClient) -> Ask:
@@ -136,7 +98,7 @@ async def run(grpc: str, port: int, name: str, ids: list[list[int]], pairs: int)
     found = []
     for number in range(pairs + 1):
         for load in LOADS:
-            prompts = [ids[(number * 7 + k) % len(ids)] for k in range(load.requests)]
+            prompts = chosen(ids, number, load)
             legs: list[Leg | None] = [None, None]
             for which in (0, 1) if number % 2 else (1, 0):
                 legs[which] = await measure(ways[which], prompts, load)
@@ -144,26 +106,15 @@ async def run(grpc: str, port: int, name: str, ids: list[list[int]], pairs: int)
             assert direct is not None and gateway is not None
             if number > 0:  # the first round warms up
                 found.append(Pair(load, direct, gateway))
+                print(f"  pair {number}, {load.name}: {found[-1]}", flush=True)
     await client.close()
     return found
 
 
 def summarise(model: str, pairs: Sequence[Pair]) -> int:
-    good, figures = True, {}
     print(f"{model}: the gateway against gRPC straight to the ensemble, medians (min to max)")
-    for load in LOADS:
-        chosen = [pair for pair in pairs if pair.load == load]
-        if load.tokens == 1:
-            costs = [pair.cost * 1e3 for pair in chosen]
-            print(f"  {load.name}: + {spread(costs)} ms a request")
-            good &= statistics.median(costs) < MOST_SECONDS * 1e3
-        else:
-            ratios = [pair.ratio for pair in chosen]
-            print(f"  {load.name}: x {spread(ratios)}")
-            good &= statistics.median(ratios) > 1 - MOST_SHARE
-        figures[load.name] = [asdict(pair) for pair in chosen]
+    good, figures = judge(pairs, LOADS, MOST_SECONDS, MOST_SHARE)
     write_report(f"gateway-overhead-{model.rsplit('/', 1)[-1]}", figures)
-    print("  within" if good else "  NOT within", "5 ms and 5 %")
     return 0 if good else 1
 
 
@@ -175,10 +126,10 @@ def main() -> int:
     path = resolve_model(arguments.model)
     encoder = PromptEncoder(load_tokenizer(path, None, False))
     ids = [encoder.from_text(prompt, MODEL_LENGTH) for prompt in PROMPTS]
-    (port,) = free_ports(1)
-    flags = ["--engine-args", f'{{"max_model_len": {MODEL_LENGTH}}}', "--gateway-port", str(port),
+    flags = ["--engine-args", f'{{"max_model_len": {MODEL_LENGTH}}}',
              "--gateway-model-names", "model"]  # fmt: skip
-    with serving(arguments.model, flags) as served:
+    with serving(arguments.model, flags, gateway=True) as served:
+        port = int(served.gateway.rsplit(":", 1)[1])
         pairs = asyncio.run(run(served.grpc, port, "model", ids, arguments.pairs))
     return summarise(arguments.model, pairs)
 

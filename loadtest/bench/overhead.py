@@ -13,8 +13,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
 
 import psutil
 from deepseek_flash.contract import Sampling
@@ -23,25 +21,15 @@ from deepseek_flash.launcher.environment import resolve_model
 
 from clients.request import MODEL
 from loadtest.bench.engine import PlainEngine, Run
+from loadtest.bench.overhead_pairs import Leg, Load, Pair, chosen, judge
 from loadtest.bench.prompts import PROMPTS
 from loadtest.bench.report import write_report
-from loadtest.numbers import spread
 from loadtest.served import serving
 
 MODEL_LENGTH = 2048
 # An engine that was idle while the other worked is slower at first; that is not the ensemble's.
 WARM_UP_TOKENS = 8
 MOST_OVERHEAD_SECONDS, MOST_OVERHEAD_SHARE = 0.005, 0.03
-
-
-@dataclass(frozen=True)
-class Load:
-    """What one measurement sends to both engines."""
-
-    name: str
-    requests: int
-    tokens: int
-    concurrency: int
 
 
 # One token a request shows the first token's cost, many show that of every further one.
@@ -51,40 +39,6 @@ LOADS = (
     Load("tokens/s at 1", requests=5, tokens=32, concurrency=1),
     Load("tokens/s at 8", requests=24, tokens=32, concurrency=8),
 )
-
-
-@dataclass(frozen=True)
-class Leg:
-    """One engine's figures for one load."""
-
-    first_token: float  # median, seconds
-    seconds: float  # for all requests
-
-
-@dataclass(frozen=True)
-class Pair:
-    load: Load
-    plain: Leg
-    ensemble: Leg
-
-    @property
-    def cost(self) -> float:
-        """Seconds that the ensemble adds to a request of one token."""
-        if self.load.concurrency == 1:
-            return self.ensemble.first_token - self.plain.first_token
-        # In company a request waits for others: what counts is the time of all, shared out.
-        return (self.ensemble.seconds - self.plain.seconds) / self.load.requests
-
-    @property
-    def ratio(self) -> float:
-        """Tokens per second, ensemble to plain."""
-        return self.plain.seconds / self.ensemble.seconds
-
-    def __str__(self) -> str:
-        if self.load.tokens == 1:
-            return f"{self.plain.first_token * 1e3:.1f} ms, {self.cost * 1e3:+.2f} ms a request"
-        tokens = self.load.requests * self.load.tokens
-        return f"{tokens / self.plain.seconds:.1f} tokens/s, x {self.ratio:.3f}"
 
 
 def measure(run: Callable[[], list[Run]]) -> Leg:
@@ -198,8 +152,8 @@ def main() -> int:
             client = EnsembleClient(it.http)
             for number in range(arguments.pairs + 1):
                 for load in LOADS:
-                    chosen = [ids[(number * 7 + k) % len(ids)] for k in range(load.requests)]
-                    pair = one_pair(engine, client, chosen, load, number % 2 == 1)
+                    prompts = chosen(ids, number, load)
+                    pair = one_pair(engine, client, prompts, load, number % 2 == 1)
                     if number > 0:  # the first round warms up
                         pairs.append(pair)
                         print(f"  pair {number}, {load.name}: {pair}", flush=True)
@@ -237,24 +191,9 @@ def one_pair(
 
 
 def summarise(model: str, pairs: Sequence[Pair], idle: float) -> int:
-    good = True
-    figures: dict[str, Any] = {"idle_cores": idle}
     print(f"\n{model}: the ensemble against vLLM in-process, medians over pairs (min to max)")
-    for load in LOADS:
-        chosen = [pair for pair in pairs if pair.load == load]
-        if load.tokens == 1:
-            costs = [pair.cost * 1e3 for pair in chosen]
-            print(f"  {load.name}: + {spread(costs)} ms a request")
-            figures[load.name] = {"cost_ms": costs}
-            good &= statistics.median(costs) < MOST_OVERHEAD_SECONDS * 1e3
-        else:
-            ratios = [pair.ratio for pair in chosen]
-            print(f"  {load.name}: x {spread(ratios)}")
-            figures[load.name] = {"ratio": ratios}
-            good &= statistics.median(ratios) > 1 - MOST_OVERHEAD_SHARE
-        figures[load.name]["pairs"] = [asdict(pair) for pair in chosen]
-    write_report(f"overhead-{model.rsplit('/', 1)[-1]}", figures)
-    print("  within" if good else "  NOT within", "5 ms and 3 %")
+    good, figures = judge(pairs, LOADS, MOST_OVERHEAD_SECONDS, MOST_OVERHEAD_SHARE)
+    write_report(f"overhead-{model.rsplit('/', 1)[-1]}", {"idle_cores": idle, **figures})
     return 0 if good else 1
 
 
