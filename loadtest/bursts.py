@@ -33,7 +33,7 @@ def check_bursts(served: Served, play: Callable[[], Leg], traces: Path) -> Mappi
     Raises:
         InferenceServerException: the server was started without ``profiler_config``.
     """
-    secret = server_secret(int(served.http.rsplit(":", 1)[1]))
+    secret = server_secret(served.port)
     old = set(traces.rglob("*.json*"))
     send_control(served.grpc, "start_profile", secret, TIMEOUT_SECONDS)
     leg = play()

@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from deepseek_flash import metrics
+
 from loadtest import phases
 from loadtest.numbers import quantile, spread
 from loadtest.phases import Sizes, Traffic
@@ -22,7 +24,7 @@ from loadtest.records import CLOSED, OFF, ON, Leg
 from loadtest.report.plots import curve
 from loadtest.run import Options, Servers, command, new_folder, resident, traffic_of
 from loadtest.scale import Scale
-from loadtest.scrape import hit_rate
+from loadtest.scrape import hit_rate, summed
 from loadtest.traffic.prompts import Limits
 from loadtest.traffic.trace import Recipe
 
@@ -55,11 +57,7 @@ class Point:
 
     @property
     def hits(self) -> float:
-        lookups: dict[str, float] = {}
-        for _, on in self.pairs:
-            for result, count in on.counted.get("dflash_lookups_total", {}).items():
-                lookups[result] = lookups.get(result, 0.0) + count
-        return hit_rate(lookups)
+        return hit_rate(summed([on.counted.get(metrics.LOOKUPS.name, {}) for _, on in self.pairs]))
 
     def figures(self) -> dict[str, object]:
         return {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from loadtest.scrape import Metrics
+from loadtest.scrape import Metrics, rise
 
 OFF, ON = "off", "on"  # the two servers: plain vLLM, and with DFlash and DSpark
 WARM_UP, MIXED, BURST = "warmup", "mixed", "burst"
@@ -85,15 +85,8 @@ class Leg:
 
     @property
     def counted(self) -> Mapping[str, Mapping[str, float]]:
-        """By how much each of the server's series rose: name → labels → value."""
-        names = self.after.keys()
-        return {
-            name: {
-                label: value - self.before.get(name, {}).get(label, 0.0)
-                for label, value in self.after[name].items()
-            }
-            for name in names
-        }
+        """By how much each of the server's series rose that did: name → labels → value."""
+        return {name: rise(self.before, self.after, name) for name in self.after}
 
 
 @dataclass(frozen=True)

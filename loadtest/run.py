@@ -72,8 +72,7 @@ class Servers:
     @property
     def context(self) -> int:
         """Tokens of prompt and answer together."""
-        port = int(self.served[OFF].http.rsplit(":", 1)[1])
-        return Runtime(run_directory(port) / "runtime").facts().max_model_len
+        return Runtime(run_directory(self.served[OFF].port) / "runtime").facts().max_model_len
 
     def play(self, order: Order) -> list[Leg]:
         """On both servers, in another order each time."""

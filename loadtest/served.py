@@ -32,9 +32,14 @@ class Served:
     gateway: str = ""  # its URL; "": there is none
 
     @property
+    def port(self) -> int:
+        """Of HTTP: it names the server's directory."""
+        return int(self.http.rsplit(":", 1)[1])
+
+    @property
     def log(self) -> Path:
         """Triton's log."""
-        return ROOT / "build" / "run" / self.http.rsplit(":", 1)[1] / "triton.log"
+        return ROOT / "build" / "run" / str(self.port) / "triton.log"
 
 
 def free_ports(count: int) -> list[int]:

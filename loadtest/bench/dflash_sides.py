@@ -25,7 +25,7 @@ CONCURRENCY = 4  # most at a time
 
 def flush(served: Served) -> None:
     """Make the server's cache forget everything."""
-    secret = server_secret(int(served.http.rsplit(":", 1)[1]))
+    secret = server_secret(served.port)
     send_cache_order(served.grpc, CacheOrder("flush"), secret, TIMEOUT_SECONDS)
 
 
