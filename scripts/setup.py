@@ -87,7 +87,7 @@ class Setup:
         self.model = model
         self.site = VENV / "lib" / f"python{VERSION}" / "site-packages"
         self.python = str(VENV / "bin" / "python")
-        extra = [name for name, wanted in (("dev", dev), ("peers", peers)) if wanted]
+        extra = [*(("dev", "clients") if dev else ()), *(("peers",) if peers else ())]
         self.lists = [ROOT / "requirements" / f"{name}.txt" for name in ("cpu", *extra)]
         self.lock = -1
         # Each step builds on the one before, so its fingerprint goes into the next.

@@ -34,15 +34,15 @@ def test_every_door_replays_what_another_stored(tenant):
 
 
 def test_a_replayed_stream_keeps_its_shape_and_usage(tenant):
-    # Without drafts: a pass that accepts some brings several tokens in one response.
-    request = tenant.request("keep the shape", max_tokens=40, use_dspark=False)
+    request = tenant.request("keep the shape", max_tokens=40)
     with tenant.engine_runs(1):
         made, error = infer(tenant.served.grpc, request.fields())
         assert error is None
         tenant.wait_until_known(request, 40)
         replayed, error = infer(tenant.served.grpc, request.fields())
         assert error is None
-    assert [int(r["num_output_tokens"][0]) for r in made] == [1] * 40
+    # What the engine makes while nobody takes it comes in one response: never count on its shape.
+    assert sum(int(r["num_output_tokens"][0]) for r in made) == 40
     assert [int(r["num_output_tokens"][0]) for r in replayed] == [GROUP, GROUP, 40 - 2 * GROUP]
     assert [r["finish_reason"][0] for r in replayed] == [b"None", b"None", b"length"]
     for response in replayed:
