@@ -103,9 +103,6 @@ loadtest-curve: setup ## what is gained by how much the traffic repeats, with a 
 bench-overhead: setup ## what the ensemble costs against vLLM called directly
 	@$(VENV) -m loadtest.bench.overhead --model $(MODEL)
 
-bench-gateway: setup ## what the gateway costs against gRPC straight to the ensemble
-	@$(VENV) -m loadtest.bench.gateway_overhead --model $(MODEL)
-
 bench-parity: setup ## greedy text through the ensemble against vLLM called directly, token by token
 	@$(VENV) -m loadtest.bench.parity --model $(MODEL)
 
@@ -113,6 +110,13 @@ bench-parity: setup ## greedy text through the ensemble against vLLM called dire
 run_parts = trap : INT; failed=0; $(foreach part,$(PART),$(VENV) -m \
 	loadtest.bench.$(or $($(1)_$(part)),$(error PART: there is no part "$(part)")) \
 	|| { failed=$$?; [ $$failed -ne 130 ] || exit 130; };) exit $$failed
+
+GATEWAY_overhead := gateway_overhead --model $(MODEL)
+GATEWAY_leave := gateway_leave --model $(MODEL)
+GATEWAY_tenants := gateway_tenants --model $(MODEL)
+bench-gateway: PART ?= overhead leave tenants
+bench-gateway: setup ## what the gateway costs, how soon it cancels, what it tells; PART=overhead|leave|tenants
+	@$(call run_parts,GATEWAY)
 
 DFLASH_table := dflash_table
 DFLASH_windows := trace_windows --model $(MODEL)

@@ -1,7 +1,7 @@
 """One shared server for all tests that do not stop or break one."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ from deepseek_flash.launcher.environment import resolve_model
 from loadtest.bench.engine import PlainEngine, Run
 from loadtest.bench.prompts import PROMPTS
 from loadtest.served import Served, serving
+from tests.integration.gateway import Gateway, serving_gateway
 from tests.integration.tenant import TOKENS, Cache, EngineRuns, Tenant
 
 MODEL = "tiny-deepseek"
@@ -74,3 +75,14 @@ def tenant(
     served: Served, reference: Reference, engine_runs: EngineRuns, request: pytest.FixtureRequest
 ) -> Tenant:
     return Tenant(served, Cache(served, reference.encoder), request.node.name, engine_runs)
+
+
+@pytest.fixture(scope="session")
+def gateway_server() -> Iterator[Gateway]:
+    with serving_gateway() as gateway:
+        yield gateway
+
+
+@pytest.fixture
+def gateway(gateway_server: Gateway, request: pytest.FixtureRequest) -> Gateway:
+    return replace(gateway_server, salt=request.node.name[:100])

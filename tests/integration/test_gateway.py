@@ -1,87 +1,22 @@
-"""The gateway over the real stack: casebook cases that need a model, and the clients themselves.
+"""The gateway over the real stack: casebook cases that need a model.
 
 Each test asks under a salt of its own, so that no test finds another's answers.
 """
 
 import asyncio
-import contextlib
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 import httpx
 import pytest
-from deepseek_flash.gateway.keys import hashed
 
 from loadtest.player import OPENAI, Order, Player
 from loadtest.records import CLOSED
-from loadtest.served import Served, serving
 from loadtest.traffic.trace import Entry
-from tests.integration.conftest import MODEL
+from tests.integration.gateway import KEY_A, KEY_B, NAME, USAGE
 from tests.integration.raw import settled, wait_for, wait_idle
 
-KEY_A, KEY_B = "key-tenant-a", "key-tenant-b"
-NAME = "tiny-deepseek"
-USAGE = {"stream": True, "stream_options": {"include_usage": True}}
 UNICODE = "Repeat exactly: ďábel 相思那得夢硯來 👩‍👩‍👧 😊"
-
-
-@dataclass(frozen=True)
-class Gateway:
-    """A server with a gateway, and a salt for the test at hand."""
-
-    served: Served
-    url: str
-    salt: str = ""
-
-    def post(self, path, body, key=KEY_A, **options):
-        headers = {"authorization": f"Bearer {key}"}
-        return httpx.post(self.url + path, json=body, headers=headers, timeout=120, **options)
-
-    def body(self, text="Hello", **fields):
-        turns = [{"role": "user", "content": text}] if isinstance(text, str) else text
-        body = {"model": NAME, "messages": turns, "temperature": 0, "max_tokens": 24}
-        return {**body, "cache_salt": self.salt, **fields}
-
-    def chat(self, text="Hello", key=KEY_A, **fields):
-        response = self.post("/v1/chat/completions", self.body(text, **fields), key)
-        assert response.status_code == 200, response.text
-        if not fields.get("stream"):
-            return response.json()
-        lines = [line for line in response.text.split("\n") if line.startswith("data: {")]
-        return [json.loads(line.removeprefix("data: ")) for line in lines]
-
-    def text(self, *args, **fields):
-        return self.chat(*args, **fields)["choices"][0]["message"]["content"]
-
-    def runs(self):
-        return settled(self.served, "deepseek_flash_engine_runs_total")
-
-
-@pytest.fixture(scope="module")
-def module_gateway() -> Iterator[Gateway]:
-    keys = f"{hashed('a', KEY_A)},{hashed('b', KEY_B)}"
-    os.environ["DEEPSEEK_FLASH_GATEWAY_KEYS"] = keys
-    # A model that knows nothing would fill its JSON with spaces until it is cut off.
-    engine = {
-        "max_model_len": 2048,
-        "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True},
-    }
-    flags = ["--engine-args", json.dumps(engine), "--probe-interval", "86400"]
-    try:
-        with serving(MODEL, flags, gateway=True) as served:
-            yield Gateway(served, served.gateway)
-    finally:
-        del os.environ["DEEPSEEK_FLASH_GATEWAY_KEYS"]
-
-
-@pytest.fixture
-def gateway(module_gateway, request):
-    return Gateway(module_gateway.served, module_gateway.url, request.node.name[:100])
 
 
 def joined(events):
@@ -237,75 +172,6 @@ def test_metrics_and_closed_routes(gateway):
     assert httpx.get(gateway.url + "/health").status_code == 200
 
 
-# -- the clients themselves ------------------------------------------------------------------
-
-
-def test_openai_python(gateway):
-    import openai
-
-    client = openai.OpenAI(api_key=KEY_A, base_url=gateway.url + "/v1")
-    assert [model.id for model in client.models.list()] == [NAME]
-    turns = [{"role": "user", "content": "hi"}]
-    whole = client.chat.completions.create(model=NAME, messages=turns, max_tokens=9, temperature=0)
-    chunks = list(
-        client.chat.completions.create(
-            model=NAME, messages=turns, max_tokens=9, temperature=0, **USAGE
-        )
-    )
-    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
-    assert text == whole.choices[0].message.content
-    assert chunks[-1].usage.total_tokens == whole.usage.total_tokens
-    with pytest.raises(openai.NotFoundError):
-        client.chat.completions.create(model="gpt-5", messages=turns)
-    with pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.create(model=NAME, messages=turns, n=1000)
-    assert caught.value.param == "n"
-
-
-def test_anthropic_python(gateway):
-    import anthropic
-
-    client = anthropic.Anthropic(api_key=KEY_A, base_url=gateway.url)
-    turns = [{"role": "user", "content": "hi"}]
-    count = client.messages.count_tokens(model="claude-opus-4-8", messages=turns).input_tokens
-    with client.messages.stream(model="claude-opus-4-8", max_tokens=9, messages=turns) as stream:
-        text = "".join(stream.text_stream)
-        final = stream.get_final_message()
-    assert final.content[0].text == text and final.usage.output_tokens > 0
-    assert final.usage.input_tokens + final.usage.cache_read_input_tokens == count
-    with pytest.raises(anthropic.NotFoundError):
-        client.messages.create(model="gpt-5", max_tokens=1, messages=turns)
-
-
-def test_deepseek_harness(gateway):
-    pytest.importorskip("deepseek_harness")
-    environ = {**os.environ, "DEEPSEEK_BASE_URL": gateway.url, "DEEPSEEK_API_KEY": KEY_A}
-    for line in (["doctor"], ["chat", "hi"]):
-        command = [sys.executable, "-m", "deepseek_harness_cli", *line]
-        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
-        assert done.returncode == 0, done.stdout + done.stderr
-
-
-def test_litellm(gateway):
-    litellm = pytest.importorskip("litellm")
-    turns = [{"role": "user", "content": "hi"}]
-    found = litellm.completion(
-        model=f"hosted_vllm/{NAME}", messages=turns, max_tokens=9, api_key=KEY_A,
-        api_base=gateway.url + "/v1",
-    )  # fmt: skip
-    assert found.choices[0].message.content
-
-
-def test_langchain(gateway):
-    chat_models = pytest.importorskip("langchain_openai")
-    model = chat_models.ChatOpenAI(
-        model=NAME, api_key=KEY_A, base_url=gateway.url + "/v1", max_tokens=9, stream_usage=True
-    )
-    chunks = list(model.stream("hi"))
-    assert "".join(chunk.content for chunk in chunks)
-    assert chunks[-1].usage_metadata or any(chunk.usage_metadata for chunk in chunks)
-
-
 def test_the_load_test(gateway, monkeypatch, tmp_path):
     monkeypatch.setenv("OPENAI_API_KEY", KEY_A)
     asked = [
@@ -321,28 +187,3 @@ def test_the_load_test(gateway, monkeypatch, tmp_path):
     assert all(0 < it.tokens <= 6 < it.prompt_tokens and it.ran for it in good)
     assert all(it.sent < it.first <= it.ended for it in good)
     assert "2048" in bad.error
-
-
-def test_a_lost_gateway_comes_back(gateway):
-    """Last: the others' connections break."""
-    import psutil
-
-    def gateways():
-        found = []
-        for child in psutil.Process(gateway.served.process.pid).children():
-            with contextlib.suppress(psutil.NoSuchProcess):  # a zombie, or gone
-                if "deepseek_flash.gateway.server" in child.cmdline():
-                    found.append(child)
-        return found
-
-    (process,) = gateways()
-    process.kill()
-    wait_for(lambda: [p for p in gateways() if p.pid != process.pid], 60, "another gateway")
-
-    def healthy():
-        try:
-            return httpx.get(gateway.url + "/health", timeout=2).status_code == 200
-        except httpx.HTTPError:
-            return False
-
-    wait_for(healthy, 60, "it serves")

@@ -1,10 +1,13 @@
 """Gateway and Triton live and end together."""
 
+import contextlib
+
 import httpx
 import psutil
 
 from loadtest.served import free_ports, start, stop, wait_ready
 from tests.integration.conftest import MODEL
+from tests.integration.raw import wait_for
 
 
 def test_both_start_and_both_stop():
@@ -35,3 +38,25 @@ def test_a_mistake_in_its_settings_is_told_before_anything_starts():
     served = start(MODEL, flags, ready=False)
     assert served.process.wait(30) == 1
     assert "gateway_keys: entry 1" in served.output.read_text()
+
+
+def test_a_lost_gateway_comes_back(gateway):
+    def gateways():
+        found = []
+        for child in psutil.Process(gateway.served.process.pid).children():
+            with contextlib.suppress(psutil.NoSuchProcess):  # a zombie, or gone
+                if "deepseek_flash.gateway.server" in child.cmdline():
+                    found.append(child)
+        return found
+
+    (process,) = gateways()
+    process.kill()
+    wait_for(lambda: [p for p in gateways() if p.pid != process.pid], 60, "another gateway")
+
+    def healthy():
+        try:
+            return httpx.get(gateway.url + "/health", timeout=2).status_code == 200
+        except httpx.HTTPError:
+            return False
+
+    wait_for(healthy, 60, "it serves")

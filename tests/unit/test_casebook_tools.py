@@ -1,6 +1,7 @@
 """Casebook: tool calls (CB-42, CB-52 to CB-55, CB-57, CB-75)."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -117,7 +118,38 @@ def test_a_forced_call_is_a_grammar_for_the_engine(door, choice, thinking):
     """CB-57: a real forced call. What the model then says is the engine's to hold to it."""
     door.says('[{"name": "read_file", "parameters": {"path": "/x"}}]')
     door.chat(tools=[READ], tool_choice=choice, thinking={"type": thinking})
-    assert door.plan.sampling.structured_outputs
+    assert '"path"' in str(door.plan.sampling.structured_outputs)  # the parameters' schema
+
+
+@pytest.mark.parametrize("kind", ["any", "tool"])
+def test_a_forced_call_in_messages_is_a_grammar_too(door, kind):
+    """CB-57"""
+    choice = {"type": kind, **({"name": "read_file"} if kind == "tool" else {})}
+    door.message(tools=[READ_ANTHROPIC], tool_choice=choice)
+    assert '"path"' in str(door.plan.sampling.structured_outputs)
+
+
+@pytest.mark.parametrize("choice", ["auto", "none", None])
+def test_a_call_that_is_not_forced_is_not_held(door, choice):
+    """CB-57: nor one whose schema does not hold, by the client's own word."""
+    door.says(*ONE)
+    door.chat(tools=[READ], tool_choice=choice)
+    assert not door.plan.sampling.structured_outputs
+    loose = {"type": "function", "function": {**READ["function"], "strict": False}}
+    door.chat(tools=[loose], tool_choice="required")
+    assert '"path"' not in str(door.plan.sampling.structured_outputs)
+
+
+def test_a_model_without_calls_is_offered_no_tools(door, monkeypatch):
+    """CB-57: refused by name, not by the library's flags."""
+    app = door.gateway.app
+    monkeypatch.setattr(app, "_rules", replace(app._rules, tools=False))
+    for answer in (door.chat(tools=[READ]), door.chat(tools=[READ], tool_choice="required")):
+        assert answer.status == 400 and answer.error["param"] == "tools"
+        assert "gateway_tool_parser" in answer.error["message"]
+    answer = door.message(tools=[READ_ANTHROPIC])
+    assert answer.status == 400 and "gateway_tool_parser" in answer.error["message"]
+    assert door.chat(tools=[READ], tool_choice="none").status == 200
 
 
 @pytest.mark.parametrize("stream", [True, False])

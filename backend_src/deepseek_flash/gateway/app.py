@@ -54,6 +54,7 @@ async def open_gateway(
         max_model_len=library.max_model_len,
         control=library.control,
         volatile=VolatileLines.of(settings.gateway_volatile_lines),
+        tools=library.args.tool_call_parser is not None,
     )
     door = Door(
         app, rules, keyring, settings.gateway_tenant_limit,

@@ -132,12 +132,13 @@ def _tools(body: dict[str, Any], rules: Rules) -> None:
     kept = []
     for tool in tools:
         if "input_schema" in tool:
-            plain = {key: value for key, value in tool.items() if key not in _NOT_OF_A_TOOL}
-            kept.append(rules.mask(plain))
+            kept.append({key: value for key, value in tool.items() if key not in _NOT_OF_A_TOOL})
         else:  # one that Anthropic's own servers would run
             log.warning("a tool of type %.40r was left out", tool.get("type"))
     if kept:
-        body["tools"] = kept
+        choice = body.get("tool_choice")
+        kind = choice.get("type", "auto") if isinstance(choice, dict) else "auto"
+        body["tools"] = rules.functions(kept, kind)
     elif "tool_choice" in body:
         del body["tool_choice"]
 

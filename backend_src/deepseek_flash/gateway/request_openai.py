@@ -156,7 +156,10 @@ def _tools(body: dict[str, Any], rules: Rules) -> None:
         not isinstance(tool, dict) or not isinstance(tool.get("function"), dict) for tool in tools
     ):
         raise invalid("tools", "must be a list of functions")
-    body["tools"] = [{**tool, "function": rules.mask(tool["function"])} for tool in tools]
+    functions = rules.functions((t["function"] for t in tools), body.get("tool_choice", "auto"))
+    body["tools"] = [
+        {**tool, "function": function} for tool, function in zip(tools, functions, strict=True)
+    ]
 
 
 def _structured(body: dict[str, Any]) -> None:

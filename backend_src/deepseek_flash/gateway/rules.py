@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,6 +62,7 @@ class Rules:
     max_model_len: int
     control: ControlTokens
     volatile: VolatileLines
+    tools: bool  # whether there is a parser of the model's calls
 
     def model(self, body: dict[str, Any]) -> None:
         """Bring the model's name to the first one.
@@ -89,6 +90,22 @@ class Rules:
             body[name] = min(body[name], self.max_model_len)
         if len({body[name] for name in given}) > 1:
             raise invalid(given[0], f"differs from {given[1]}; give one of them")
+
+    def functions(self, tools: Iterable[dict[str, Any]], choice: str) -> list[dict[str, Any]]:
+        """Functions that the model may call, masked.
+
+        A forced call has a grammar anyway, so it is held to the parameters' schema too; else any
+        JSON value would do, and not every client passes ``strict`` on.
+
+        Raises:
+            GatewayError: the model could call none of them.
+        """
+        if not self.tools and choice != "none":
+            raise invalid("tools", "this model has no format of tool calls (gateway_tool_parser)")
+        masked = [self.mask(tool) for tool in tools]
+        if choice in ("none", "auto"):
+            return masked
+        return [{**tool, "strict": tool.get("strict") is not False} for tool in masked]
 
     def mask(self, value: Any) -> Any:
         """Every text in ``value`` with control tokens masked."""
