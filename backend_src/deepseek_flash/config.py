@@ -63,6 +63,12 @@ class SchedulerConfig:
         low=0,
         high=2**63 - 1,
     )
+    probe_tokens: int = _setting(
+        32,
+        "tokens that a one-token answer grows to for the cache while the engine is idle; 0: none",
+        low=0,
+        high=1024,
+    )
     queue_limit: int = _setting(
         256, "most requests in flight on the server; more are refused at once", low=1, high=4096
     )

@@ -141,6 +141,7 @@ class RequestPlan:
     burst_steps: int  # most tokens guessed per burst, 1 or more
     use_dflash: bool
     use_dspark: bool
+    extend_to: int = 0  # of a probe: tokens that the cache would like to know; 0: it is none
 
 
 @dataclass(frozen=True, slots=True)

@@ -145,7 +145,14 @@ FEEDBACK_DROPPED = Metric(
     "Outcomes and questions that did not reach the cache, by reason",
     labels={"reason": ("outcome_queue_full", "neighbours_queue_full", "error")},
 )
-ENGINE_RUNS = Metric("deepseek_flash_engine_runs_total", Kind.COUNTER, "Generations started")
+ENGINE_RUNS = Metric(
+    "deepseek_flash_engine_runs_total", Kind.COUNTER, "Generations started for requests"
+)
+PROBE_EXTENSIONS = Metric(
+    "deepseek_flash_probe_extensions_total", Kind.COUNTER,
+    "Generations behind one-token answers, for the cache alone, by how they ended",
+    labels={"result": ("done", "aborted", "failed")},
+)  # fmt: skip
 HEARTBEAT = Metric(
     "deepseek_flash_heartbeat_total",
     Kind.COUNTER,
@@ -228,7 +235,7 @@ DECODER_METRICS = (
     WAITING, KV_CACHE_USAGE, PREEMPTIONS, errors_of("decoder"), CANCELLED, ENGINE_RUNS, CONFIG_INFO,
     P95_FIRST_TOKEN, TOKENS_PER_SECOND, HEARTBEAT, PATH_TOKENS, REPLAYS, COALESCED, REFERENCES,
     FEEDBACK_DROPPED, PASSES, DRAFTS_PROPOSED, DRAFTS_ACCEPTED, BURST_TOKENS, BURSTS_PER_SECOND,
-    STEPS, STEP_SECONDS, DECISION_SECONDS, COST_ERROR, *SIGNALS,
+    STEPS, STEP_SECONDS, DECISION_SECONDS, COST_ERROR, *SIGNALS, PROBE_EXTENSIONS,
 )  # fmt: skip
 
 Labels = tuple[tuple[str, str], ...]

@@ -69,7 +69,7 @@ def test_cached_tokens_are_all_where_the_engine_did_not_run(tenant):
     assert cached == sorted(cached, reverse=True)
 
 
-# -- budgets (CB-14, CB-22, CB-40) -----------------------------------------------------------
+# -- budgets (CB-14, CB-40) ------------------------------------------------------------------
 
 
 def ending(tenant, prompt, sampling):
@@ -101,8 +101,8 @@ def test_every_budget_after_five_and_fifty(tenant, sampling):
 
 
 def test_an_answer_grows_from_budget_to_budget(tenant):
-    """A probe of one token first, as clients do (CB-22); each step goes on from the last."""
-    asked = [tenant.request("grow", max_tokens=budget) for budget in (1, 2, 9, 17, 40)]
+    """Each step goes on from the last. One token first, as clients do (CB-22): test_probes.py."""
+    asked = [tenant.request("grow", max_tokens=budget) for budget in (2, 3, 9, 17, 40)]
     alone = in_company(tenant.alone, asked)
     with tenant.engine_runs(len(asked)):
         assert [tenant.learn(request) for request in asked] == alone

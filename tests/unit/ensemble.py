@@ -11,6 +11,7 @@ import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -102,7 +103,7 @@ class ScriptedEngine:
 
     async def generate(self, plan: RequestPlan, chain: Any = ()) -> Any:
         # Whatever was generated before and is continued now stands at the prompt's end.
-        first = self.originals.get(plan.plan_id, plan)
+        first = self.originals.get(plan.plan_id.removesuffix("-more"), plan)
         skip = len(plan.prompt_token_ids) - len(first.prompt_token_ids)
         self.plans.append(plan)
         self.running += 1
@@ -172,20 +173,28 @@ class Ensemble(service_pb2_grpc.GRPCInferenceServiceServicer):
 
     def __init__(self, tokenizer: Any, runtime: Runtime) -> None:
         self.engine = ScriptedEngine(tokenizer)
+        self._tokenizer = tokenizer
         self.runtime = runtime
         self.recorder = metrics.Recorder()
         self.options = PlannerOptions(
-            burst_steps=3, queue_limit=256, tenant_queue_limit=0, default_timeout_ms=0,
-            limits=SamplingLimits(vocab_size=0),
+            burst_steps=3, probe_tokens=0, queue_limit=256, tenant_queue_limit=0,
+            default_timeout_ms=0, limits=SamplingLimits(vocab_size=0),
         )  # fmt: skip
         self.reset()
         self.service = DecoderService(self.engine, runtime, self.recorder, self.feedback)
-        self.planner = Planner(self.options, PromptEncoder(tokenizer), runtime.board, runtime.facts)
+        self.planner = self.planner_with()
         self._one_at_a_time = threading.Lock()
         self.tells_the_end = True  # by the final flag on the last response with content
         self.planned: list[RequestPlan] = []
         self.asked: list[Any] = []
         self.port = self.serve(0)
+
+    def planner_with(self, **options: Any) -> Planner:
+        """A planner of other options. By default there are no extensions, so that runs count."""
+        board, facts = self.runtime.board, self.runtime.facts
+        return Planner(
+            replace(self.options, **options), PromptEncoder(self._tokenizer), board, facts
+        )
 
     def serve(self, port: int) -> int:
         """Listen; on which port."""

@@ -20,6 +20,7 @@ class PlannerBench:
         self.facts = lambda: FACTS
         settings = {
             "burst_steps": 3,
+            "probe_tokens": 32,
             "queue_limit": 8,
             "tenant_queue_limit": 0,
             "default_timeout_ms": 0,

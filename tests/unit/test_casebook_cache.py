@@ -99,6 +99,24 @@ def test_a_one_token_probe(door):
     assert runs(door, lambda: door.chat("Hello!", max_tokens=1))[0] == 0
 
 
+def test_a_probe_is_gone_on_with_behind_its_back(door, monkeypatch):
+    """CB-22"""
+    planner = door.ensemble.planner_with(probe_tokens=10)
+    monkeypatch.setattr(door.ensemble, "planner", planner)
+    door.says(TWENTY)
+    told = door.ensemble.feedback.told
+    before = len(told)
+    probe = door.chat("Hi", max_tokens=1)
+    assert (probe.text(), probe.reasons()) == (TWENTY[:1], ["length"])
+    assert probe.usage["completion_tokens"] == 1
+    wait_for(lambda: len(told) == before + 2, 10)
+    count, answer = runs(door, lambda: door.chat("Hi", max_tokens=10))
+    assert count == 0 and answer.text() == TWENTY[:10]
+    count, answer = runs(door, lambda: door.chat("Hi", max_tokens=99))
+    assert count == 1 and answer.text() == TWENTY
+    assert door.engine.plans[-1].prompt_token_ids != door.plan.prompt_token_ids, "from there"
+
+
 def test_every_budget_after_a_truncated_answer(door):
     """CB-40"""
     door.says(TWENTY)

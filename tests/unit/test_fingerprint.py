@@ -38,6 +38,7 @@ OTHER_PLAN_VALUES = {
     "plan_id": "other", "slot": 1, "generation": 2, "arrival": 1.0, "deadline": 2.0,
     "prepended_text": "x", "stream": True, "turn_starts": (1,), "session_id": "s",
     "cancel_key": "c", "burst_steps": 1, "use_dflash": False, "use_dspark": False,
+    "extend_to": 32,
 }  # fmt: skip
 IN_THE_PLANS_IDENTITY = {"namespace", "cache_salt", "sampling"}
 ELSEWHERE = {"prompt_token_ids", "returns"}  # the context; what the client gets to see

@@ -9,6 +9,7 @@ from deepseek_flash.contract import (
     RequestPlan,
     Returns,
 )
+from deepseek_flash.dspark.fields import SamplingLimits
 from deepseek_flash.dspark.planner import sampling_fields
 
 from tests.unit.fakes import BOS, CONTEXT, FACTS, SPECIAL, VOCABULARY, characters, shown
@@ -105,6 +106,45 @@ def test_min_tokens_is_clamped_along(bench):
     sent = tensor(max_tokens=500, min_tokens=400)
     sampling = bench.plan(input_ids=[7] * 60, sampling_parameters=sent).sampling
     assert (sampling.max_tokens, sampling.min_tokens) == (4, 4)
+
+
+# -- one-token probes (CB-22) ----------------------------------------------------------------
+
+SEEDLESS = SamplingLimits(vocab_size=0, default_seed=None)
+
+
+@pytest.mark.parametrize(
+    ("asked", "options", "extend_to"),
+    [
+        ({"max_tokens": 1}, {}, 32), ({"max_tokens": "1", "temperature": 0}, {}, 32),
+        ({"max_tokens": 1, "n": 2, "logprobs": 1, "stop": ["a"]}, {}, 32),
+        ({"max_tokens": 1}, {"probe_tokens": 2}, 2),
+        ({"max_tokens": 1}, {"probe_tokens": 1}, 0), ({"max_tokens": 1}, {"probe_tokens": 0}, 0),
+        ({"max_tokens": 1, "use_dflash": False}, {}, 0), ({"max_tokens": 2}, {}, 0), ({}, {}, 0),
+        ({"max_tokens": None}, {}, 0),
+        # What has no seed can never be replayed.
+        ({"max_tokens": 1}, {"limits": SEEDLESS}, 0),
+        ({"max_tokens": 1, "seed": 7}, {"limits": SEEDLESS}, 32),
+        ({"max_tokens": 1, "temperature": 0}, {"limits": SEEDLESS}, 32),
+    ],
+    ids=shown,
+)  # fmt: skip
+def test_a_probe_may_be_extended(tmp_path, asked, options, extend_to):
+    plan = PlannerBench(tmp_path, **options).plan(
+        text_input=b"a", sampling_parameters=tensor(**asked)
+    )
+    assert plan.extend_to == extend_to
+
+
+@pytest.mark.parametrize(("left", "extend_to"), [(40, 32), (32, 32), (31, 31), (2, 2), (1, 0)])
+def test_a_probe_is_extended_within_the_context(bench, left, extend_to):
+    prompt = [7] * (CONTEXT - left)
+    for asked, expected in ((1, extend_to), (2, 0)):  # one that is clamped to 1 asked for more
+        plan = bench.plan(input_ids=prompt, sampling_parameters=tensor(max_tokens=asked))
+        assert plan.extend_to == expected
+
+
+# -- the context's end -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("prompt", [CONTEXT, CONTEXT + 10])

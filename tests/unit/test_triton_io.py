@@ -41,6 +41,7 @@ RICH = make_plan(
     returns=Returns(logprobs=True),
     turn_starts=(0, 2),
     stream=True,
+    extend_to=32,
 )  # fmt: skip
 VALUES = [
     make_plan(), RICH, CancelPlan("id", "key"), Lookup("id", "model", LookupResult.MISS),

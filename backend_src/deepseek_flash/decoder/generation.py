@@ -19,7 +19,7 @@ from deepseek_flash.contract import (
     RequestPlan,
 )
 from deepseek_flash.decoder.feedback import Feedback
-from deepseek_flash.decoder.output import Output, Outputs
+from deepseek_flash.decoder.output import Outputs
 from deepseek_flash.decoder.replay import (
     MakeText,
     Use,
@@ -28,6 +28,7 @@ from deepseek_flash.decoder.replay import (
     use_of,
 )
 from deepseek_flash.decoder.reports import Learned
+from deepseek_flash.decoder.result import Result
 from deepseek_flash.decoder.sharing import SharedRuns, twin_key
 from deepseek_flash.dflash.fingerprint import replayable
 
@@ -92,6 +93,26 @@ class Generations:
             return self._engine(plan, lookup)  # its answer is its own
         return self._joined(plan, lookup, use)
 
+    async def extend(self, plan: RequestPlan, known: Lookup) -> None:
+        """Go on with a known answer for the cache alone; cancelling aborts it in the engine.
+
+        It is no request's run: not counted among them, and no twin joins it.
+
+        Raises:
+            RuntimeError: the engine ended it without an answer.
+        """
+        result = Result(plan)
+        if use_of(plan, known, self._make_text) is Use.BEGINNING:
+            outputs = continue_from(plan, known, self._make_text, self._generate)
+        else:
+            outputs = self._generate(plan, known.replays[0].token_ids)
+        async with aclosing(outputs):
+            async for output in outputs:
+                result.add(output)
+        if not result.complete:
+            raise RuntimeError("the engine ended it without an answer")
+        self._start_telling(result, lambda: None)
+
     def _engine(self, plan: RequestPlan, lookup: Lookup | None = None) -> Outputs:
         """``lookup``: what it knows is a guess for this very plan."""
         self._recorder.count(metrics.ENGINE_RUNS)
@@ -115,7 +136,7 @@ class Generations:
         key = twin_key(plan)
         if self._shared.has(key):
             self._recorder.count(metrics.COALESCED)
-        result = _Result(plan)
+        result = Result(plan)
 
         def start() -> Outputs:
             if use is Use.BEGINNING:
@@ -124,9 +145,7 @@ class Generations:
 
         def told(forget: Callable[[], None]) -> None:
             if result.complete:
-                task = asyncio.create_task(self._tell(result, forget))
-                self._telling.add(task)
-                task.add_done_callback(self._telling.discard)
+                self._start_telling(result, forget)
             else:
                 forget()
 
@@ -135,12 +154,17 @@ class Generations:
             async for output in outputs:
                 yield output
 
-    async def _tell(self, result: _Result, forget: Callable[[], None]) -> None:
+    def _start_telling(self, result: Result, forget: Callable[[], None]) -> None:
+        task = asyncio.create_task(self._tell(result, forget))
+        self._telling.add(task)
+        task.add_done_callback(self._telling.discard)
+
+    async def _tell(self, result: Result, forget: Callable[[], None]) -> None:
         """Tell the cache how a run ended, with what DSpark learned from it."""
         learned = None if self._dspark is None else await self._dspark.learned(result.plan.plan_id)
         self._feedback.tell(result.outcome(learned), lambda: self._on_loop(forget))
 
-    async def _watched(self, outputs: Outputs, result: _Result, lookup: Lookup) -> Outputs:
+    async def _watched(self, outputs: Outputs, result: Result, lookup: Lookup) -> Outputs:
         """The run's outputs as they pass by; after the first, the cache is asked for neighbours."""
         try:
             async with aclosing(outputs):
@@ -160,48 +184,7 @@ class Generations:
         """Whether DSpark will guess for this plan: a seed's generator must not notice drafts."""
         return self._dspark is not None and plan.use_dspark and plan.sampling.temperature == 0.0
 
-    def _take_references(self, result: _Result, neighbours: Neighbours) -> None:
+    def _take_references(self, result: Result, neighbours: Neighbours) -> None:
         self._recorder.count(metrics.REFERENCES, len(neighbours.references))
         if self._dspark is not None and neighbours.references and result.running:
             self._dspark.add_references(result.plan.plan_id, neighbours)
-
-
-class _Result:
-    """Collects a run's tokens for the cache."""
-
-    def __init__(self, plan: RequestPlan) -> None:
-        self.plan = plan
-        self.asked = False  # for neighbours
-        self.running = True
-        self._tokens: dict[int, list[int]] = {}
-        self._complete: dict[int, bool | None] = {}
-
-    def add(self, output: Output) -> None:
-        for piece in output.pieces:
-            self._tokens.setdefault(piece.index, []).extend(piece.token_ids)
-            if piece.finish_reason in ("stop", "length"):
-                at_string = isinstance(piece.stop_reason, str)
-                self._complete[piece.index] = piece.finish_reason == "stop" and not at_string
-
-    @property
-    def complete(self) -> bool:
-        """Whether every choice ended as an answer does: not aborted, failed or cut off."""
-        return bool(self._tokens) and self._tokens.keys() == self._complete.keys()
-
-    def outcome(self, learned: Learned | None) -> Outcome:
-        """For the cache; only where all is ``complete``."""
-        made = []
-        for index, tokens in sorted(self._tokens.items()):
-            sure = learned.confidence.get(index, ()) if learned else ()
-            # The tokens of a replayed beginning are not the worker's: nothing is known of them.
-            # Behind a stop string the worker may have made more.
-            known = tuple(sure[: len(tokens)]) if len(sure) >= len(tokens) else ()
-            made.append(Continuation(tuple(tokens), bool(self._complete[index]), known))
-        saved = learned.seconds_saved if learned else 0.0
-        return Outcome(
-            self.plan,
-            tuple(made),
-            drafts_accepted=learned is not None and learned.drafts_accepted,
-            seconds_saved=saved if self.asked else None,
-            signature=learned.signature if learned else b"",
-        )

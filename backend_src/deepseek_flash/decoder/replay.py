@@ -43,7 +43,7 @@ def use_of(plan: RequestPlan, lookup: Lookup, make_text: MakeText) -> Use:
     sampling = plan.sampling
     if lookup.result is not LookupResult.EXACT or sampling.logprobs is not None:
         return Use.NOTHING  # logprobs are not stored
-    if all(_reaches_the_end(known, sampling.max_tokens) for known in lookup.replays):
+    if all(reaches_the_end(known, sampling.max_tokens) for known in lookup.replays):
         return Use.WHOLE
     if continuable(sampling):
         return Use.BEGINNING
@@ -76,7 +76,8 @@ def known_to_end(text: TokenText, known: Continuation, budget: int) -> bool:
     return any(piece.finish_reason for piece in _pieces(text, 0, known, budget))
 
 
-def _reaches_the_end(known: Continuation, budget: int) -> bool:
+def reaches_the_end(known: Continuation, budget: int) -> bool:
+    """Whether an answer of ``budget`` tokens needs no more than what is known."""
     return known.complete or len(known.token_ids) >= budget
 
 

@@ -6,7 +6,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 from deepseek_flash import metrics
@@ -22,6 +21,7 @@ from deepseek_flash.contract import (
     Returns,
 )
 from deepseek_flash.decoder.engine import Engine
+from deepseek_flash.decoder.extension import Extension, Probe
 from deepseek_flash.decoder.feedback import Feedback
 from deepseek_flash.decoder.generation import Generations
 from deepseek_flash.decoder.reports import Learned, Reports
@@ -47,6 +47,7 @@ class DecoderService:
             engine.generate, engine.text, feedback, recorder, engine.soon,
             _DSpark(engine, self._reports) if self._reports else None,
         )  # fmt: skip
+        self._extension = Extension(self._generations.extend, self._is_idle, recorder)
         self._runtime = runtime
         self._recorder = recorder
         self._first_tokens, self._tokens = metrics.Rolling(), metrics.Rolling()
@@ -96,7 +97,8 @@ class DecoderService:
             self._preemptions_seen = preemptions
         if self._reports is not None:
             self._reports.set_gauges()
-        running, waiting = self._engine.load
+        # What runs for the cache alone is no request; where it runs, nothing else does.
+        running, waiting = (0, 0) if self._extension.running else self._engine.load
         self._recorder.gauge(metrics.RUNNING, running)
         self._recorder.gauge(metrics.WAITING, waiting)
         self._recorder.gauge(metrics.KV_CACHE_USAGE, self._engine.kv_cache_usage)
@@ -110,9 +112,11 @@ class DecoderService:
             metrics.count_error(self._recorder, "decoder", error)
             reply.fail(error)
             return
+        self._extension.abort()
+        probe = Probe(plan, lookup)
         session = Session(
             plan,
-            partial(self._generations.outputs, lookup=lookup),
+            lambda plan: probe.watch(self._generations.outputs(plan, lookup)),
             reply,
             self._recorder,
             self._first_tokens,
@@ -129,6 +133,11 @@ class DecoderService:
             self._sessions.discard(session)
             self._by_cancel_key.pop(plan.cancel_key, None)
             self._runtime.board.release(plan.slot, plan.generation)
+        self._extension.follow(probe)
+
+    def _is_idle(self) -> bool:
+        board = self._runtime.board
+        return not (board.in_flight or board.draining or any(self._engine.load))
 
     def _check(self, plan: RequestPlan, lookup: Lookup | None) -> Lookup:
         if lookup is None or lookup.plan_id != plan.plan_id:
@@ -170,6 +179,7 @@ class DecoderService:
         return False
 
     async def _abort_all(self, by: str) -> int:
+        self._extension.abort()
         for session in (sessions := list(self._sessions)):
             session.cancel(by)
         return len(sessions)

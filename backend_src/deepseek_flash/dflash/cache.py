@@ -89,7 +89,7 @@ class DFlashCache:
                 Fingerprint(self._key, identity(plan, self._key, index), prompt)
                 for index in range(choices)
             )
-            budget = plan.sampling.max_tokens
+            budget = max(plan.sampling.max_tokens, plan.extend_to)
             found = [self._chain(context, tenant, window.id, budget) for context in contexts]
             replays = tuple(known for known in found if known is not None)
             if len(replays) == choices:

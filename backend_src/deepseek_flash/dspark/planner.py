@@ -21,6 +21,7 @@ from deepseek_flash.contract import (
     RequestPlan,
     Sampling,
 )
+from deepseek_flash.dflash.fingerprint import replayable
 from deepseek_flash.dspark.fields import SamplingLimits
 from deepseek_flash.dspark.prompt import Prompt, PromptEncoder
 from deepseek_flash.dspark.sampling import parse_sampling
@@ -38,6 +39,7 @@ class PlannerOptions:
     """The scheduler's settings, from ``config``."""
 
     burst_steps: int
+    probe_tokens: int
     queue_limit: int
     tenant_queue_limit: int
     default_timeout_ms: int
@@ -91,7 +93,8 @@ class Planner:
         asked = parse_sampling(sampling_fields(request), limits)
         text = _text("text_input", request.text_input)
         prompt = self._prompt(request, text, facts)
-        sampling = _fit(asked.sampling, asked.max_tokens, facts.max_model_len - len(prompt.ids))
+        room = facts.max_model_len - len(prompt.ids)
+        sampling = _fit(asked.sampling, asked.max_tokens, room)
         if request.returns.cumulative_logprob and sampling.logprobs is None:
             sampling = replace(sampling, logprobs=0)  # only then the engine sums them up
         salt = _text("cache_salt", request.cache_salt, LONGEST_NAME)
@@ -115,6 +118,8 @@ class Planner:
             use_dflash=asked.use_dflash,
             use_dspark=asked.use_dspark,
         )
+        if asked.max_tokens == 1:
+            plan = replace(plan, extend_to=self._extend_to(plan, room))
         # Admission comes last: what is refused above must not hold a place.
         claim = self._board.claim(salt, self._options.queue_limit, self._options.tenant_queue_limit)
         return replace(plan, slot=claim.slot, generation=claim.generation)
@@ -148,6 +153,11 @@ class Planner:
                 f"but the prompt has {len(prompt.ids)}",
             )
         return prompt
+
+    def _extend_to(self, plan: RequestPlan, room: int) -> int:
+        """To how many tokens a one-token answer may grow; 0: nobody could use them."""
+        tokens = min(self._options.probe_tokens, room)
+        return tokens if tokens > 1 and plan.use_dflash and replayable(plan) else 0
 
     def _deadline(self, request: ClientRequest, arrival: float) -> float | None:
         asked = request.request_timeout_ms

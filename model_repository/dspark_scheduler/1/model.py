@@ -25,6 +25,7 @@ class TritonPythonModel:
         )
         options = PlannerOptions(
             burst_steps=config.dspark_burst_steps,
+            probe_tokens=config.probe_tokens,
             queue_limit=config.queue_limit,
             tenant_queue_limit=config.tenant_queue_limit,
             default_timeout_ms=config.default_timeout_ms,
