@@ -28,7 +28,7 @@ help: ## this list
 setup: ## install everything for MODEL into .venv and build/ (once; serve and test do it too)
 	@$(PYTHON) scripts/setup.py --model "$(MODEL)"
 
-setup-dev: ## the same for tests, with ruff and mypy
+setup-dev: ## the same for tests, with ruff, mypy and foreign clients
 	@$(PYTHON) scripts/setup.py --model tiny-deepseek --dev
 
 serve: setup ## serve MODEL in the foreground until Ctrl-C

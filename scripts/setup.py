@@ -283,7 +283,7 @@ def main() -> int:
         refuse_if(check_python(sys.version_info[:3]))
         parser = argparse.ArgumentParser(description="install and build what serving needs")
         parser.add_argument("--model", default="", help="smollm2 and tiny-deepseek are built here")
-        parser.add_argument("--dev", action="store_true", help="also install ruff and mypy")
+        parser.add_argument("--dev", action="store_true", help="what tests and checks need, too")
         parser.add_argument("--peers", action="store_true", help="also build the benchmarks' peers")
         arguments = parser.parse_args()
         signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -1,8 +1,7 @@
 """How soon the engine stops when a client leaves the gateway.
 
-The engine's tokens tell it, to a step: how many it made after the client had left, times the pace
-at which they came. Clients leave streams, and answers that are not streamed (what those had made by
-then is told by the stream before), alone and in company.
+The server admits as many requests as run, and no more. So a question of one token is refused until
+the engine has let go of the request that its client left: that is the time.
 """
 
 from __future__ import annotations
@@ -19,28 +18,12 @@ import httpx
 
 from loadtest.bench.report import write_report
 from loadtest.numbers import spread
-from loadtest.scrape import Metrics, read_metrics, rise, settled
 from loadtest.served import Served, exit_status, serving
 
 MODEL_LENGTH = 2048
-TOKENS = "vllm:generation_tokens_total"
-BUSY = ("vllm:num_requests_running", "vllm:num_requests_waiting", "deepseek_flash_in_flight")
+COMPANY = 7  # others that run meanwhile
 STAY, MOST_SECONDS, IDLE_SECONDS = 1.5, 1.0, 60.0
-COMPANY, THEIRS = 7, 100  # others, and the tokens of each
-
-ROUTE = "/v1/completions"
-
-
-@dataclass(frozen=True)
-class Pace:
-    """How an answer came."""
-
-    first: float  # seconds
-    step: float  # seconds a token
-
-    def made(self, seconds: float) -> float:
-        """Tokens by then."""
-        return max(0.0, 1 + (seconds - self.first) / self.step)
+ROUTE, FULL = "/v1/completions", 429
 
 
 @dataclass(frozen=True)
@@ -49,59 +32,57 @@ class Left:
 
     stream: bool
     company: int
-    seconds: float  # until the engine stopped
+    seconds: float  # until the engine had let go of its request
 
 
 class Leaver:
-    """A client that leaves, and the engine it leaves."""
+    """Clients of a server that admits ``places`` requests."""
 
-    def __init__(self, served: Served, client: httpx.AsyncClient) -> None:
-        self._served = served
+    def __init__(self, client: httpx.AsyncClient, places: int) -> None:
         self._client = client
+        self._places = places
         self._asked = 0
 
-    async def round(self, company: int) -> list[Left]:
-        """A stream, then an answer that is not streamed."""
-        found = []
-        pace = Pace(0.0, 1.0)
-        for stream in (True, False):
-            before = await self._settled()
-            others = [asyncio.create_task(self._other()) for _ in range(company)]
-            if stream:
-                made, pace = await self._leave_stream()
-            else:
-                made = await self._leave_whole(pace)
-            await asyncio.gather(*others)
-            of_both = _sum(rise(before, await self._settled(), TOKENS))
-            after = of_both - company * THEIRS - made
-            found.append(Left(stream, company, max(0.0, after) * pace.step))
-        return found
-
-    async def _leave_stream(self) -> tuple[float, Pace]:
-        begin, made, times = time.perf_counter(), 0, []
-        options = {"include_usage": True, "continuous_usage_stats": True}
-        body = self._body(MODEL_LENGTH) | {"stream": True, "stream_options": options}
-        async with self._client.stream("POST", ROUTE, json=body) as response:
-            async for line in response.aiter_lines():
-                if line.startswith("data: {"):
-                    made = json.loads(line.removeprefix("data: "))["usage"]["completion_tokens"]
-                    times.append((time.perf_counter() - begin, made))
-                    if times[-1][0] - times[0][0] > STAY:
-                        break
-        (first, had), (last, made) = times[0], times[-1]
-        return made, Pace(first, (last - first) / (made - had))
-
-    async def _leave_whole(self, pace: Pace) -> float:
-        begin = time.perf_counter()
-        stay = pace.first + STAY
+    async def leave(self, stream: bool) -> float:
+        """Fill all places; one client leaves: seconds until its place is free."""
+        await self._all_free()
+        everybody = [asyncio.create_task(self._stay(stream)) for _ in range(self._places)]
         try:
-            await asyncio.wait_for(self._client.post(ROUTE, json=self._body(MODEL_LENGTH)), stay)
-        except TimeoutError:
-            return pace.made(time.perf_counter() - begin)
-        raise RuntimeError("the answer came before it could be left")
+            await asyncio.sleep(STAY)
+            if await self._admitted():
+                raise RuntimeError("there was a place free before anybody left")
+            begin = time.perf_counter()
+            everybody[0].cancel()
+            while not await self._admitted():
+                if time.perf_counter() - begin > IDLE_SECONDS:
+                    raise TimeoutError(f"no place is free after {IDLE_SECONDS:g} s")
+            return time.perf_counter() - begin
+        finally:
+            for one in everybody:
+                one.cancel()
+            await asyncio.gather(*everybody, return_exceptions=True)
 
-    async def _other(self) -> None:
-        (await self._client.post(ROUTE, json=self._body(THEIRS))).raise_for_status()
+    async def _stay(self, stream: bool) -> None:
+        body = self._body(MODEL_LENGTH) | {"stream": stream}
+        async with self._client.stream("POST", ROUTE, json=body) as response:
+            response.raise_for_status()
+            async for _ in response.aiter_lines():
+                pass
+
+    async def _admitted(self) -> bool:
+        """Whether a question is admitted; it leaves again at once."""
+        async with self._client.stream("POST", ROUTE, json=self._body(1)) as response:
+            if response.status_code != FULL:
+                response.raise_for_status()
+            return response.status_code != FULL
+
+    async def _all_free(self) -> None:
+        """Nobody is there any more: all places can be taken."""
+        async with asyncio.timeout(IDLE_SECONDS):
+            while True:
+                asked = [self._client.post(ROUTE, json=self._body(1)) for _ in range(self._places)]
+                if all(response.is_success for response in await asyncio.gather(*asked)):
+                    return
 
     def _body(self, tokens: int) -> dict[str, Any]:
         self._asked += 1
@@ -110,36 +91,26 @@ class Leaver:
             "max_tokens": tokens, "ignore_eos": True, "use_dflash": False, "use_dspark": False,
         }  # fmt: skip
 
-    async def _settled(self) -> Metrics:
-        deadline = time.monotonic() + IDLE_SECONDS
-        while any(_sum(read_metrics(self._served.metrics).get(name, {})) for name in BUSY):
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"the server is still busy after {IDLE_SECONDS:g} s")
-            await asyncio.sleep(0.2)
-        return await asyncio.to_thread(settled, self._served)
 
-
-def _sum(values: Any) -> float:
-    return float(sum(values.values()))
-
-
-async def run(served: Served, rounds: int) -> list[Left]:
+async def run(served: Served, company: int, rounds: int) -> list[Left]:
     found: list[Left] = []
-    async with httpx.AsyncClient(base_url=served.gateway, timeout=120, trust_env=False) as client:
-        leaver = Leaver(served, client)
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(
+        base_url=served.gateway, timeout=120, trust_env=False, limits=limits
+    ) as client:
+        leaver = Leaver(client, company + 1)
         for number in range(rounds + 1):
-            for company in (0, COMPANY):
-                left = await leaver.round(company)
-                if number > 0:  # the first round warms up
-                    found += left
-                    told = ", ".join(f"{one.seconds * 1e3:.0f} ms" for one in left)
-                    print(f"  round {number}, with {company} others: {told}", flush=True)
+            left = [Left(stream, company, await leaver.leave(stream)) for stream in (True, False)]
+            if number > 0:  # the first round warms up
+                found += left
+                told = ", ".join(f"{one.seconds * 1e3:.0f} ms" for one in left)
+                print(f"  with {company} others, round {number}: {told}", flush=True)
     return found
 
 
 def judge(model: str, found: list[Left]) -> bool:
     """Print medians (min to max); whether all stayed within."""
-    print(f"{model}: milliseconds until the engine stops after its client left, medians")
+    print(f"{model}: milliseconds until the engine lets go after its client left, medians")
     for company in (0, COMPANY):
         for stream in (True, False):
             those = [one.seconds * 1e3 for one in found
@@ -153,14 +124,19 @@ def judge(model: str, found: list[Left]) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="smollm2")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=10)
     arguments = parser.parse_args()
 
     def measure() -> bool:
-        flags = ["--engine-args", json.dumps({"max_model_len": MODEL_LENGTH}),
-                 "--gateway-model-names", "model"]  # fmt: skip
-        with serving(arguments.model, flags, gateway=True) as served:
-            found = asyncio.run(run(served, arguments.rounds))
+        found = []
+        for company in (0, COMPANY):
+            flags = [
+                "--engine-args", json.dumps({"max_model_len": MODEL_LENGTH}),
+                "--gateway-model-names", "model", "--queue-limit", str(company + 1),
+                "--probe-interval", "86400",
+            ]  # fmt: skip
+            with serving(arguments.model, flags, gateway=True) as served:
+                found += asyncio.run(run(served, company, arguments.rounds))
         return judge(arguments.model, found)
 
     return exit_status(measure)

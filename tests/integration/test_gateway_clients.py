@@ -13,6 +13,7 @@ from pathlib import Path
 import anthropic
 import openai
 import pytest
+from deepseek_flash.launcher.environment import resolve_model
 
 from tests.integration.foreign_clients import CLIENTS, TOOL, Door
 from tests.integration.gateway import KEY_A, NAME
@@ -20,6 +21,14 @@ from tests.integration.raw import settled, wait_idle
 
 TURNS = [{"role": "user", "content": "hi"}]
 DSH = str(Path(sys.executable).with_name("dsh"))
+# `vllm bench serve`; the command line itself looks for a package of another name than ours.
+BENCH_SERVE = """
+from argparse import ArgumentParser
+from vllm.benchmarks.serve import add_cli_args, main
+parser = ArgumentParser()
+add_cli_args(parser)
+main(parser.parse_args())
+"""
 
 
 @pytest.fixture(params=CLIENTS)
@@ -92,3 +101,26 @@ def test_dsh(gateway, line, typed, told):
     assert done.returncode == 0, done.stdout + done.stderr
     assert told in done.stdout and "✗" not in done.stdout, done.stdout
     assert done.stdout.count(told) == max(1, typed.count("\n") - 1)
+
+
+@pytest.mark.parametrize(
+    ("backend", "route"),
+    [("openai-chat", "/v1/chat/completions"), ("openai", "/v1/completions")],
+)
+def test_vllm_bench_serve(gateway, tmp_path, backend, route):
+    found = tmp_path / "found.json"
+    line = [
+        "--backend", backend, "--base-url", gateway.url, "--endpoint", route, "--model", NAME,
+        "--tokenizer", resolve_model(NAME), "--dataset-name", "random", "--num-prompts", "24",
+        "--random-input-len", "64", "--random-output-len", "24", "--ignore-eos",
+        "--max-concurrency", "8", "--seed", "1", "--disable-tqdm", "--save-result",
+        "--result-dir", str(tmp_path), "--result-filename", found.name,
+    ]  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", BENCH_SERVE, *line], env={**os.environ, "OPENAI_API_KEY": KEY_A},
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    figures = json.loads(found.read_text())
+    assert (figures["completed"], figures["failed"]) == (24, 0), done.stdout
+    assert figures["total_output_tokens"] == 24 * 24 and figures["mean_ttft_ms"] > 0

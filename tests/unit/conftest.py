@@ -22,5 +22,6 @@ def door(module_door):
     module_door.ensemble.reset()
     module_door.engine.plans.clear()
     module_door.engine.pause = 0.0
+    module_door.engine.may_begin = lambda: True
     module_door.says("ok")
     return module_door

@@ -91,6 +91,7 @@ class ScriptedEngine:
         self.originals: dict[str, RequestPlan] = {}  # as they were planned
         self.running = 0
         self.pause = 0.0  # seconds between two steps
+        self.may_begin: Callable[[], bool] = lambda: True  # until then a run makes nothing
 
     def run(self, coroutine: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
@@ -108,6 +109,8 @@ class ScriptedEngine:
         self.plans.append(plan)
         self.running += 1
         try:
+            while not self.may_begin():
+                await asyncio.sleep(0.001)
             choices = engine_choices(plan.sampling)
             for index in range(choices):
                 async for piece in self._choice(plan, index, self.says(first, index), skip):

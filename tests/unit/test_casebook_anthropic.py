@@ -133,4 +133,4 @@ def test_who_leaves_a_message_cancels(door):
     door.says("a", "b", HANG)
     body = message_body(stream=True)
     door.run(drive(door.gateway.app, MESSAGES, body, KEY_A, leave_after=2))
-    wait_for(lambda: door.engine.running == 0, 1)
+    wait_for(lambda: door.engine.running == 0, 10)
