@@ -54,6 +54,25 @@ def test_a_revoked_key_is_out_at_once(tmp_path):
     assert ring.required and ring.tenant(["key-a"]) is None
 
 
+def test_a_mistake_made_later_spoils_nothing_but_its_line(tmp_path, caplog):
+    file = tmp_path / "keys"
+    file.write_text(f"{A}\n{B}\n")
+    ring = Keyring(file=file)
+    file.write_bytes(f"{A}\nkey-c\n".encode() + b"\xff\n")
+    os.utime(file, ns=(1, 1))
+    for _ in range(2):
+        assert ring.tenant(["key-b"]) is None and ring.tenant(["key-a"]).name == "a"
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 2 and "entry 2" in told[0] and "entry 3" in told[1]
+    assert "key-c" not in "".join(told)
+
+
+def test_a_name_may_have_two_keys_while_it_changes(tmp_path):
+    ring = Keyring(",".join([A, hashed("a", "key-new")]))
+    old, new = (ring.tenant([key]) for key in ("key-a", "key-new"))
+    assert old.name == new.name == "a" and old.salt("") != new.salt("")
+
+
 @pytest.mark.parametrize(
     "text", ["", "# nothing\n", "a:key-a\n", "key-a", "a:" + "0" * 63, "a b:x"]
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import hmac
+import logging
 import re
 import secrets
 import sys
@@ -16,6 +17,9 @@ from deepseek_flash.config import ConfigError, GatewayConfig
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
+log = logging.getLogger("deepseek_flash")
+
+_Keys = dict[bytes, str]  # a key's hash → its name; one name may have several, while it changes
 _LINE = re.compile(r"([\w.@-]+):([0-9a-f]{64})")
 
 
@@ -40,15 +44,17 @@ class Keyring:
     """The configured keys.
 
     The file is read again when it has changed, so that a key can be revoked while the gateway runs:
-    without it nobody can make the salt again under which the tenant's entries were stored.
+    without it nobody can make the salt again under which the tenant's entries were stored. What is
+    wrong in it stops the start; later the lines that are right hold, and the log tells of the rest.
     """
 
     def __init__(self, inline: str = "", file: Path | None = None) -> None:
-        self._inline = _parse("gateway_keys", inline.split(",") if inline else ())
+        self._inline, wrong = _parse("gateway_keys", inline.split(",") if inline else ())
         self._file = file
         self._version: tuple[int, int] | None = None
-        self._in_file: dict[str, bytes] = {}
-        self._refresh()
+        self._in_file: _Keys = {}
+        for problem in wrong or self._refresh():
+            raise ConfigError(problem)
         if file is not None and not self._in_file:
             raise ConfigError(f"gateway_keys_file: no key in {file}")
 
@@ -65,31 +71,33 @@ class Keyring:
 
     def tenant(self, presented: Iterable[str]) -> Tenant | None:
         """Whose keys these are; None: nobody's. Takes the same time whatever they are."""
-        self._refresh()
+        for problem in self._refresh():
+            log.error(problem)
         found = None
         for key in presented:
             digest = hashlib.sha256(key.encode()).digest()
-            for name, known in {**self._inline, **self._in_file}.items():
+            for known, name in {**self._inline, **self._in_file}.items():
                 if hmac.compare_digest(digest, known):
                     found = Tenant(name, _secret(key))
         return found
 
-    def _refresh(self) -> None:
+    def _refresh(self) -> list[str]:
+        """Read the file again if it has changed; what is wrong with it."""
         if self._file is None:
-            return
+            return []
         try:
             info = self._file.stat()
             version = (info.st_mtime_ns, info.st_ino)
             if version == self._version:
-                return
-            self._in_file = _parse(
-                "gateway_keys_file", self._file.read_text(encoding="utf-8").splitlines()
-            )
-            self._version = version
+                return []
+            lines = self._file.read_text(encoding="utf-8", errors="replace").splitlines()
         except OSError as error:
-            if self._version is None:
-                raise ConfigError(f"gateway_keys_file: {self._file}: {error.strerror}") from None
+            gone = self._version == (0, 0)
             self._in_file, self._version = {}, (0, 0)  # taken away: nobody gets in any more
+            return [] if gone else [f"gateway_keys_file: {self._file}: {error.strerror}"]
+        self._version = version
+        self._in_file, wrong = _parse("gateway_keys_file", lines)
+        return wrong
 
 
 def listen_address(host: str, keyring: Keyring) -> str:
@@ -97,17 +105,20 @@ def listen_address(host: str, keyring: Keyring) -> str:
     return host if keyring.required or host in LOOPBACK else "127.0.0.1"
 
 
-def _parse(setting: str, lines: Iterable[str]) -> dict[str, bytes]:
-    keys = {}
+def _parse(setting: str, lines: Iterable[str]) -> tuple[_Keys, list[str]]:
+    """The keys of the lines that are right, and what is wrong with the others."""
+    keys: _Keys = {}
+    wrong = []
     for number, line in enumerate(lines, 1):
         line = line.strip()
         if not line or line.startswith("#"):
             continue
         match = _LINE.fullmatch(line)
         if match is None:  # the line itself is not told: it may hold a key
-            raise ConfigError(f"{setting}: entry {number} is not name:sha256-of-the-key")
-        keys[match.group(1)] = bytes.fromhex(match.group(2))
-    return keys
+            wrong.append(f"{setting}: entry {number} is not name:sha256-of-the-key")
+        else:
+            keys[bytes.fromhex(match.group(2))] = match.group(1)
+    return keys, wrong
 
 
 def _secret(key: str) -> bytes:
