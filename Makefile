@@ -57,9 +57,9 @@ export SALT
 chat: ## a chat in the terminal; Ctrl-C cancels the running answer on the server
 	@$(VENV) -m clients.cli --url $(GRPC_URL) chat
 
-client: ## one answer: make client PROMPT="…"
-	@$(VENV) -m clients.cli --url $(GRPC_URL) ask "$$PROMPT"
-export PROMPT
+client: ## one answer: make client PROMPT="…" SAMPLING='{"top_p": 0.9}'
+	@$(VENV) -m clients.cli --url $(GRPC_URL) ask "$$PROMPT" $(if $(SAMPLING),--sampling "$$SAMPLING")
+export PROMPT SAMPLING
 
 env: ## shell lines that a bare tritonserver needs, to be evaluated
 	@$(VENV) -m deepseek_flash.serve $(if $(MODEL),--model $(MODEL)) --print-env

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -102,7 +103,18 @@ def health(client: Client, arguments: argparse.Namespace) -> None:
 
 
 def _sampling(arguments: argparse.Namespace) -> dict[str, Any]:
-    return {"max_tokens": arguments.max_tokens, "temperature": arguments.temperature}
+    given = {"max_tokens": arguments.max_tokens, "temperature": arguments.temperature}
+    return {**given, **arguments.sampling}
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise argparse.ArgumentTypeError(f"must be a JSON object, got {text}")
+    return found
 
 
 def parse_arguments(argv: list[str]) -> argparse.Namespace:
@@ -118,6 +130,10 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     for command in (asking, chatting):
         command.add_argument("--max-tokens", type=int, default=256)
         command.add_argument("--temperature", type=float, default=0.0)
+        command.add_argument(
+            "--sampling", type=_json_object, default={}, metavar="JSON",
+            help="more sampling parameters",
+        )  # fmt: skip
     commands.add_parser("health", help=health.__doc__)
     return parser.parse_args(argv)
 

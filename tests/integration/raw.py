@@ -9,6 +9,12 @@ import httpx
 import numpy as np
 import tritonclient.grpc as grpcclient
 
+# Without drafts and cache: a long answer of a tiny model repeats itself, and then is over too soon.
+ENDLESS = {
+    "temperature": 0, "max_tokens": 1900, "ignore_eos": True, "use_dspark": False,
+    "use_dflash": False,
+}  # fmt: skip
+
 DATATYPES = {bool: ("BOOL", np.bool_), int: ("INT32", np.int32), float: ("FP32", np.float32)}
 
 

@@ -181,7 +181,8 @@ def test_stop_strings_over_replayed_tokens(tenant, include):
 
 def test_an_aborted_stream_is_no_answer(tenant):
     client, token = GrpcClient(tenant.served.grpc), new_cancel_token()
-    request = tenant.request("aborted", max_tokens=100, ignore_eos=True)
+    # Long, and without drafts: it must not be over before the cancel has come.
+    request = tenant.request("aborted", max_tokens=1000, ignore_eos=True, use_dspark=False)
     alone = tenant.alone(request)
     with tenant.engine_runs(2):
         stream = client.stream(replace(request, cancel_token=token))

@@ -15,25 +15,29 @@ from clients.grpc_client import GrpcClient
 from clients.http_client import HttpClient
 from clients.request import Answer, GenerationError, Request, new_cancel_token
 from loadtest.served import ROOT
-from tests.integration.raw import Stream, generate, infer, metric, settled, wait_for, wait_idle
-
-ENDLESS = {"temperature": 0, "max_tokens": 1900, "ignore_eos": True}
+from tests.integration.raw import (
+    ENDLESS,
+    Stream,
+    generate,
+    infer,
+    metric,
+    settled,
+    wait_for,
+    wait_idle,
+)
 
 
 def test_request_timeout(served):
     with pytest.raises(GenerationError, match="deadline"):
         GrpcClient(served.grpc).generate(Request(text="x", sampling=ENDLESS, timeout_ms=400))
-    status, answer = generate(
-        served,
-        {"text_input": "x", "request_timeout_ms": 300, **{"max_tokens": 1900}, "ignore_eos": True},
-    )
+    status, answer = generate(served, {"text_input": "x", "request_timeout_ms": 300, **ENDLESS})
     assert status >= 400
     assert "deadline" in answer["error"]
     wait_idle(served)
 
 
 def test_grpc_timeout_is_a_deadline(served):
-    fields = {"text_input": "x", "sampling_parameters": '{"max_tokens": 1900, "ignore_eos": true}'}
+    fields = {"text_input": "x", "sampling_parameters": json.dumps(ENDLESS)}
     _, error = infer(served.grpc, fields, timeout_us=400_000)
     assert "deadline" in error
     wait_idle(served)
@@ -65,7 +69,7 @@ def test_cancel_that_overtakes_its_request(served):
 def test_ctrl_c_in_the_terminal_client_cancels_on_the_server(served):
     wait_idle(served)
     cancelled = settled(served, "deepseek_flash_cancelled_total")
-    command = ["ask", "Hello", "--raw", "--max-tokens", "1900"]
+    command = ["ask", "Hello", "--raw", "--sampling", json.dumps(ENDLESS)]
     asking = subprocess.Popen(
         [sys.executable, "-u", "-m", "clients.cli", "--url", served.grpc, *command],
         cwd=ROOT,
@@ -127,7 +131,7 @@ def test_equal_request_ids_do_not_collide(served):
 
 
 # Each a run of its own: identical requests would share one.
-VANISHING = {"max_tokens": 1900, "ignore_eos": True, "use_dflash": False}
+VANISHING = ENDLESS
 
 
 def vanish_grpc(served):

@@ -17,10 +17,9 @@ from clients.grpc_client import GrpcClient
 from clients.request import GenerationError, Request, new_cancel_token
 from loadtest.served import ROOT, free_ports, start, stop, wait_ready
 from tests.integration.conftest import MODEL
-from tests.integration.raw import metric, wait_for, wait_idle
+from tests.integration.raw import ENDLESS, metric, wait_for, wait_idle
 
-# Without drafts: a long answer of a tiny model repeats itself, and then it is over too soon.
-ENDLESS = {"temperature": 0, "max_tokens": 4000, "ignore_eos": True, "use_dspark": False}
+LONG = {**ENDLESS, "max_tokens": 4000}
 
 
 def session_members(launcher):
@@ -34,7 +33,7 @@ def ask_in_background(served, count, **options):
 
     def ask():
         try:
-            GrpcClient(served.grpc).generate(Request(text="x", sampling=ENDLESS, **options))
+            GrpcClient(served.grpc).generate(Request(text="x", sampling=LONG, **options))
         except GenerationError as error:
             errors.append(str(error))
 
