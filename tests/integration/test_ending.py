@@ -75,10 +75,15 @@ def test_ctrl_c_in_the_terminal_client_cancels_on_the_server(served):
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        # Tests that run in a shell's background have it ignored, and their children too.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
-    assert asking.stdout.read(1)  # it streams
-    asking.send_signal(signal.SIGINT)
-    _, errors = asking.communicate(timeout=30)
+    try:
+        assert asking.stdout.read(1)  # it streams
+        asking.send_signal(signal.SIGINT)
+        _, errors = asking.communicate(timeout=30)
+    finally:
+        asking.kill()
     assert asking.returncode == 130
     assert errors == b"cancelled\n"
     wait_idle(served)
