@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import sys
 import time
 from dataclasses import asdict, dataclass
@@ -16,11 +15,11 @@ from typing import Any
 
 import httpx
 
+from loadtest.bench.gateway_side import MODEL_LENGTH, NAME, serving_gateway
 from loadtest.bench.report import write_report
 from loadtest.numbers import spread
-from loadtest.served import Served, exit_status, serving
+from loadtest.served import Served, exit_status
 
-MODEL_LENGTH = 2048
 COMPANY = 7  # others that run meanwhile
 STAY, MOST_SECONDS, IDLE_SECONDS = 1.5, 1.0, 60.0
 ROUTE, FULL = "/v1/completions", 429
@@ -87,7 +86,7 @@ class Leaver:
     def _body(self, tokens: int) -> dict[str, Any]:
         self._asked += 1
         return {
-            "model": "model", "prompt": f"Question {self._asked} of many.", "temperature": 0,
+            "model": NAME, "prompt": f"Question {self._asked} of many.", "temperature": 0,
             "max_tokens": tokens, "ignore_eos": True, "use_dflash": False, "use_dspark": False,
         }  # fmt: skip
 
@@ -130,12 +129,9 @@ def main() -> int:
     def measure() -> bool:
         found = []
         for company in (0, COMPANY):
-            flags = [
-                "--engine-args", json.dumps({"max_model_len": MODEL_LENGTH}),
-                "--gateway-model-names", "model", "--queue-limit", str(company + 1),
-                "--probe-interval", "86400",
-            ]  # fmt: skip
-            with serving(arguments.model, flags, gateway=True) as served:
+            # No probes of the launcher's own: they would take a place.
+            flags = "--queue-limit", str(company + 1), "--probe-interval", "86400"
+            with serving_gateway(arguments.model, *flags) as served:
                 found += asyncio.run(run(served, company, arguments.rounds))
         return judge(arguments.model, found)
 

@@ -15,12 +15,11 @@ from deepseek_flash.dspark.prompt import PromptEncoder, load_tokenizer
 from deepseek_flash.gateway.triton import Generation, TritonClient
 from deepseek_flash.launcher.environment import resolve_model
 
+from loadtest.bench.gateway_side import MODEL_LENGTH, NAME, serving_gateway
 from loadtest.bench.overhead_pairs import Leg, Load, Pair, chosen, judge
 from loadtest.bench.prompts import PROMPTS
 from loadtest.bench.report import write_report
-from loadtest.served import serving
 
-MODEL_LENGTH = 2048
 WARM_UP_TOKENS = 8
 MOST_SECONDS, MOST_SHARE = 0.005, 0.05
 
@@ -126,11 +125,9 @@ def main() -> int:
     path = resolve_model(arguments.model)
     encoder = PromptEncoder(load_tokenizer(path, None, False))
     ids = [encoder.from_text(prompt, MODEL_LENGTH) for prompt in PROMPTS]
-    flags = ["--engine-args", f'{{"max_model_len": {MODEL_LENGTH}}}',
-             "--gateway-model-names", "model"]  # fmt: skip
-    with serving(arguments.model, flags, gateway=True) as served:
+    with serving_gateway(arguments.model) as served:
         port = int(served.gateway.rsplit(":", 1)[1])
-        pairs = asyncio.run(run(served.grpc, port, "model", ids, arguments.pairs))
+        pairs = asyncio.run(run(served.grpc, port, NAME, ids, arguments.pairs))
     return summarise(arguments.model, pairs)
 
 

@@ -9,7 +9,6 @@ itself, which does come to its answers sooner.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import sys
 import time
@@ -19,10 +18,10 @@ from dataclasses import dataclass, field
 import httpx
 from deepseek_flash.gateway.keys import hashed
 
+from loadtest.bench.gateway_side import NAME, serving_gateway
 from loadtest.bench.report import write_report
-from loadtest.served import Served, exit_status, serving
+from loadtest.served import Served, exit_status
 
-MODEL_LENGTH = 2048
 KEYS = {"a": "key-of-tenant-a", "b": "key-of-tenant-b"}
 SECRET, CHANGED = 600, 16  # tokens
 IDS = (10, 500)  # of any vocabulary
@@ -61,7 +60,7 @@ class Prompts:
 
 def first_token(client: httpx.Client, tenant: str, prompt: Sequence[int]) -> float:
     """Seconds, as this tenant measures them."""
-    body = {"model": "model", "prompt": list(prompt), "temperature": 0, "max_tokens": 2,
+    body = {"model": NAME, "prompt": list(prompt), "temperature": 0, "max_tokens": 2,
             "stream": True}  # fmt: skip
     headers = {"authorization": f"Bearer {KEYS[tenant]}"}
     begin, first = time.perf_counter(), 0.0
@@ -116,12 +115,8 @@ def main() -> int:
     arguments = parser.parse_args()
 
     def measure() -> bool:
-        flags = [
-            "--engine-args", json.dumps({"max_model_len": MODEL_LENGTH}),
-            "--gateway-model-names", "model",
-            "--gateway-keys", ",".join(hashed(name, key) for name, key in KEYS.items()),
-        ]  # fmt: skip
-        with serving(arguments.model, flags, gateway=True) as served:
+        keys = ",".join(hashed(name, key) for name, key in KEYS.items())
+        with serving_gateway(arguments.model, "--gateway-keys", keys) as served:
             return judge(arguments.model, run(served, Prompts(arguments.seed), arguments.rounds))
 
     return exit_status(measure)
