@@ -87,7 +87,8 @@ class Setup:
         self.model = model
         self.site = VENV / "lib" / f"python{VERSION}" / "site-packages"
         self.python = str(VENV / "bin" / "python")
-        extra = [*(("dev", "clients") if dev else ()), *(("peers",) if peers else ())]
+        wanted = {"dev": dev, "clients": dev, "peers": peers}
+        extra = [name for name, is_wanted in wanted.items() if is_wanted]
         self.lists = [ROOT / "requirements" / f"{name}.txt" for name in ("cpu", *extra)]
         self.lock = -1
         # Each step builds on the one before, so its fingerprint goes into the next.

@@ -135,17 +135,13 @@ def test_equal_request_ids_do_not_collide(served):
     assert texts == alone
 
 
-# Each a run of its own: identical requests would share one.
-VANISHING = ENDLESS
-
-
 def vanish_grpc(served):
     with Stream(served.grpc) as stream:
         fields = {
             "text_input": "x",
             "stream": True,
             "request_timeout_ms": 8000,
-            "sampling_parameters": json.dumps(VANISHING),
+            "sampling_parameters": json.dumps(ENDLESS),
         }
         stream.send("deepseek_flash", fields)
         stream.next()
@@ -153,7 +149,7 @@ def vanish_grpc(served):
 
 def vanish_http(served):
     body = {"text_input": "x", "stream": True, "request_timeout_ms": 8000}
-    body.update(VANISHING)
+    body.update(ENDLESS)
     url = f"{served.http}/v2/models/deepseek_flash/generate_stream"
     with httpx.stream("POST", url, json=body, timeout=60, trust_env=False) as response:
         next(response.iter_raw())
@@ -162,6 +158,7 @@ def vanish_http(served):
 def test_two_hundred_clients_that_vanish(served):
     """An ensemble never learns that its client is gone: the deadline ends the request."""
     wait_idle(served)
+    # Each is a run of its own: with the cache, identical requests would share one.
     runs = settled(served, "deepseek_flash_engine_runs_total")
     begin = time.monotonic()
     threads = [
